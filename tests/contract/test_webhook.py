@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zerodrift.core.errors import InvalidValue
-from zerodrift.integrations.sinks.webhook import Webhook
+from zerodrift.integrations.sinks.webhook import MOST_WAITING, Webhook
 from zerodrift.monitor.monitor import Monitor
 
 SECRET = "T0P-SECRET"
@@ -67,6 +67,75 @@ def test_a_halt_that_was_not_delivered_is_sent_at_the_end(loopback):
     webhook.emit(HALTED)
     webhook.close()
     assert (webhook.delivered, webhook.failures) == (1, 1)
+
+
+def test_what_happened_while_nobody_answered_comes_in_order_once_somebody_does(loopback, webhook):
+    down = [True]
+    loopback.routes[f"POST {PATH}"] = lambda *_: (503 if down[0] else 200, {})
+    for decision in (BAD, HALTED, GOOD, BAD):
+        webhook.emit(decision)
+    assert webhook.delivered == 0
+    before = len(loopback.calls)
+    assert before == 4  # one attempt for each decision, however many wait
+    down[0] = False
+    webhook.emit(BAD)
+    sent = [call.body for call in loopback.to(PATH)][before:]
+    assert [(body["before"], body["state"], body["step"]) for body in sent] == [
+        ("OK", "QUARANTINE", 1),
+        ("QUARANTINE", "HALT", 3),
+        ("HALT", "OK", 0),
+        ("OK", "QUARANTINE", 1),
+    ]
+    assert all("dropped" not in body for body in sent)
+    assert (webhook.delivered, webhook.failures) == (4, 4)
+
+
+def test_so_many_changes_wait_and_the_oldest_are_dropped_and_counted(loopback, webhook, caplog):
+    down = [True]
+    loopback.routes[f"POST {PATH}"] = lambda *_: (503 if down[0] else 200, {})
+    with caplog.at_level(logging.WARNING):
+        for place in range(MOST_WAITING + 7):
+            webhook.emit((BAD, GOOD)[place % 2])
+    assert "dropped" in caplog.text
+    before, down[0] = len(loopback.calls), False
+    webhook.emit((BAD, GOOD)[(MOST_WAITING + 6) % 2])
+    sent = [call.body for call in loopback.to(PATH)][before:]
+    assert len(sent) == MOST_WAITING
+    assert sent[0]["dropped"] == 7
+    assert "7 changes before this one were dropped" in sent[0]["text"]
+    assert all("dropped" not in body for body in sent[1:])
+    assert (webhook.delivered, webhook.dropped) == (MOST_WAITING, 7)
+
+
+def test_an_answer_that_came_late_is_an_answer(loopback, closing):
+    """It was delivered, though nobody waited for it: once more would be twice."""
+    let_go, asked = threading.Event(), []
+
+    def slow(*_):
+        asked.append(1)
+        let_go.wait(5)
+        return 200, {}
+
+    loopback.routes[f"POST {PATH}"] = slow
+    webhook = closing(Webhook(loopback.url + PATH, timeout_s=0.2))
+    webhook.emit(BAD)
+    assert webhook.delivered == 0
+    let_go.set()
+    webhook._running.join(5)
+    webhook.emit(HALTED)
+    assert [call.body["state"] for call in loopback.to(PATH)] == ["QUARANTINE", "HALT"]
+    assert webhook.delivered == 2
+
+
+def test_all_that_waits_is_sent_at_the_end(loopback):
+    down = [True]
+    loopback.routes[f"POST {PATH}"] = lambda *_: (503 if down[0] else 200, {})
+    webhook = Webhook(loopback.url + PATH)
+    for decision in (BAD, HALTED, GOOD):
+        webhook.emit(decision)
+    down[0] = False
+    webhook.close()
+    assert webhook.delivered == 3
 
 
 def test_a_server_that_drips_holds_a_training_no_longer_than_the_timeout(loopback, closing, caplog):

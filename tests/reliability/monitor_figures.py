@@ -6,6 +6,8 @@
     python tests/reliability/monitor_figures.py honest [N]   # N trainings of 1,000 healthy steps
     python tests/reliability/monitor_figures.py moods        # 200 healthy steps whose batches differ by 6 %
     python tests/reliability/monitor_figures.py small [N]    # N trainings of 1,000 healthy steps of four prompts each
+    python tests/reliability/monitor_figures.py uneven [N]   # N streams whose sequences differ more: delays of x1.1 on one replica
+    python tests/reliability/monitor_figures.py warm-up      # how well so many tokens know the level that all else is held against
 
 What it costs is in `monitor_cost.py`. `test_monitor.py` holds all of them to their limits.
 """
@@ -33,10 +35,13 @@ from monitor_streams import (
 )
 
 from zerodrift.config.monitoring import MonitoringConfig
+from zerodrift.drift.summary import Workspace
+from zerodrift.monitor.baseline import WarmUp
 from zerodrift.monitor.decision import Decision, Gap, Measured, State
 from zerodrift.monitor.monitor import Monitor
 from zerodrift.monitor.rewards import BoundReward, Output, digest_of
 from zerodrift.monitor.state import MonitorState
+from zerodrift.monitor.strata import count
 from zerodrift.monitor.tracks import QUARANTINE
 
 SINCE, UNTIL = 30, 60
@@ -199,8 +204,7 @@ def honest(training: Training, until: int | None = None) -> tuple[Counter[str], 
     for each in islice(batches(training), until):
         decision = monitor.observe(**each.arguments())
         codes.update([str(decision.state), *(str(reason.code) for reason in decision.reasons)])
-        scores = (chart.cusum.score for track in monitor.remembered.tracks.values() for chart in track.charts)
-        highest = max(highest, *scores, 0.0)
+        highest = max(highest, _highest(monitor.remembered))
     return codes, highest
 
 
@@ -227,6 +231,62 @@ def small(count: int) -> Iterator[str]:
         yield f"seed {seed}: {dict(codes)}, highest chart {highest:.1f} of {QUARANTINE:g}"
 
 
+UNEVEN = (0.2, 0.3, 0.4, 0.5)
+LONGER = 90
+
+
+def uneven(count: int) -> Iterator[str]:
+    """Of one replica, on streams that no limit was chosen on; `never`: in the sixty steps that were tried."""
+    yield "| spread between sequences | steps until x1.1 on one replica of eight is kept back | highest chart without it |\n|---|---|---|"
+    for spread_of in UNEVEN:
+        found, highest = [], 0.0
+        for seed in range(100, 100 + count):
+            training, rng = replace(TRAINING, seed=seed, uneven=spread_of), np.random.default_rng(seed)
+            steps = [batch(training, step, rng) for step in range(LONGER)]
+            found.append(_steps_to(scaled(1.1, one_replica), steps))
+            monitor = Monitor(CONFIG)
+            for each in steps:
+                monitor.observe(**each.arguments())
+                highest = max(highest, _highest(monitor.remembered))
+        told = ", ".join(
+            "never" if each is None else str(each) for each in sorted(found, key=lambda n: n or 999)
+        )
+        yield f"| {spread_of:g} | {told} | {highest:.1f} |"
+
+
+def _steps_to(fault: Fault, steps: list[Batch]) -> int | None:
+    monitor = Monitor(CONFIG)
+    for each in steps:
+        if not monitor.observe(**(each if each.step < SINCE else fault(each)).arguments()).train:
+            return each.step - SINCE
+    return None
+
+
+def _highest(state: MonitorState) -> float:
+    return max((chart.cusum.score for track in state.tracks.values() for chart in track.charts), default=0.0)
+
+
+TINY = replace(TRAINING, prompts=4, samples=1, replicas=1, length=(5, 5))
+"""Twenty tokens a step."""
+
+
+def warm_up() -> Iterator[str]:
+    """Twelve baselines of so many tokens each, in batches of twenty."""
+    yield "| tokens | mean abs Δ of the baselines | their spread |\n|---|---|---|"
+    for tokens in (200, 500, 1000, 2000, 5000):
+        levels = np.array([_level(seed, tokens) for seed in range(12)])
+        yield f"| {tokens:,} | {levels.min():.4f} to {levels.max():.4f} | {levels.std() / levels.mean():.0%} |"
+
+
+def _level(seed: int, tokens: int) -> float:
+    rng, found = np.random.default_rng(seed), WarmUp()
+    while sum(found.tokens) < tokens:
+        given = batch(TINY, 0, rng)
+        block = Workspace(given.old.size).block(given.old, given.behavior)
+        found = found.then(WarmUp.of(count(block, given.old, given.lengths, None)))
+    return found.baseline("first batches").mean_abs
+
+
 def main(words: list[str]) -> None:
     lines = {
         "delays": delays,
@@ -234,6 +294,8 @@ def main(words: list[str]) -> None:
         "incidents": incidents,
         "honest": lambda: trainings(int(words[1]) if len(words) > 1 else 1),
         "moods": moods,
+        "uneven": lambda: uneven(int(words[1]) if len(words) > 1 else 4),
+        "warm-up": warm_up,
         "small": lambda: small(int(words[1]) if len(words) > 1 else 1),
     }[words[0]]()
     for line in lines:

@@ -26,6 +26,8 @@ class Training:
     """Spread of the logits, first and last step: entropy falls from 1.7 to 0.7 nats."""
     rounding: tuple[float, float] = (0.030, 0.045)
     """Of a logit, first and last step."""
+    uneven: float = 0.2
+    """Spread of the logarithm of the rounding between sequences: some are worse throughout."""
     length: tuple[int, int] = (80, 400)
     reward: tuple[float, float] = (0.3, 0.7)
     """Share of right answers, first and last step."""
@@ -101,7 +103,7 @@ def batch(training: Training, step: int, rng: np.random.Generator) -> Batch:
     sharp = training.sharp[0] + done * (training.sharp[1] - training.sharp[0])
     rounding = training.rounding[0] + done * (training.rounding[1] - training.rounding[0])
     rounding *= float(np.exp(rng.normal(0, training.mood))) if training.mood else 1.0
-    per_sequence = rounding * np.exp(rng.normal(0, 0.2, sequences))
+    per_sequence = rounding * np.exp(rng.normal(0, training.uneven, sequences))
     spread = np.repeat(sharp * np.maximum(0.3, hardness), lengths)
     tokens = int(lengths.sum())
     logits, noise = rng.standard_normal((2, tokens, VOCABULARY), dtype=np.float32)

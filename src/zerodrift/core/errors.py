@@ -22,6 +22,12 @@ class InvalidValue(ZerodriftError, ValueError):
     code = "value/invalid"
 
 
+class RanksDisagree(InvalidValue):
+    """Ranks that do not speak of the same step, or of which one cannot read its batch: none has judged anything."""
+
+    code = "value/ranks"
+
+
 class InvalidPrompt(InvalidValue):
     """An empty prompt, or one with ids that the model does not have."""
 

@@ -29,9 +29,9 @@ from zerodrift.integrations.trl_checks import (
     generates_itself,
 )
 from zerodrift.monitor.archive import Archive
-from zerodrift.monitor.batch import Gather
 from zerodrift.monitor.decision import Decision, Measured, State
 from zerodrift.monitor.monitor import Monitor
+from zerodrift.monitor.ranks import Gather
 
 logger = logging.getLogger("zerodrift.trl")
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from zerodrift.core.errors import InvalidValue
 from zerodrift.core.request import SHAPING
 from zerodrift.monitor.decision import Decision
-from zerodrift.monitor.intake import RESCORED, host
+from zerodrift.monitor.host import host
+from zerodrift.monitor.intake import RESCORED
 from zerodrift.monitor.rewards import BoundReward
 from zerodrift.records.archive.layout import ArchiveSettings
 from zerodrift.records.archive.writer import Archive as Directory

@@ -17,6 +17,8 @@ from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import PROFILES, Magnitude, Precision
 from zerodrift.core.errors import InvalidValue
 from zerodrift.drift.summary import Workspace
+from zerodrift.monitor.host import numbers
+from zerodrift.monitor.intake import HIGHEST
 from zerodrift.monitor.strata import RARITIES, Counted, count
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.stats.arrays import Floats, Ids
@@ -114,15 +116,17 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def of_canary(behavior_logprobs: Any, trainer_logprobs: Any, source: str = "canary") -> Baseline:
     """From logprobs of the same tokens under the same weights, of an engine that is known to be good."""
-    behavior, trainer = (
-        np.asarray(values, dtype=np.float64).ravel() for values in (behavior_logprobs, trainer_logprobs)
-    )
+    behavior = numbers("behavior_logprobs", behavior_logprobs)
+    trainer = numbers("trainer_logprobs", trainer_logprobs)
     if behavior.shape != trainer.shape or behavior.size < LEAST_TOKENS:
         raise InvalidValue(
             f"a canary of {behavior.size} and {trainer.size} tokens; give as many of each, {LEAST_TOKENS} at least"
         )
-    if not (np.isfinite(behavior).all() and np.isfinite(trainer).all()):
-        raise InvalidValue("a canary has a logprob that is not finite; that engine is not healthy")
+    both = np.concatenate([behavior, trainer])
+    if not np.isfinite(both).all() or both.max() > HIGHEST:
+        raise InvalidValue(
+            "a canary has a logprob that is not finite, or above 0; that engine is not healthy"
+        )
     lengths: Ids = np.array([behavior.size], dtype=np.int64)
     counted = count(Workspace(behavior.size).block(trainer, behavior), trainer, lengths, None)
     return WarmUp.of(counted).baseline(source)

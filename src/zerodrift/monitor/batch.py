@@ -1,8 +1,6 @@
 """One batch as sums: what a rank sends, and what the decision is made of."""
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
-from operator import add
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,11 +11,13 @@ from zerodrift.monitor.cells import CellSums, Expected, cells_of, merged
 from zerodrift.monitor.correction import CorrectedSums, Correction
 from zerodrift.monitor.decision import Code, Gap, Reason
 from zerodrift.monitor.gaps import Difference, GapSums, differences
+from zerodrift.monitor.groups import UNIT
 from zerodrift.monitor.intake import Tokens
 from zerodrift.monitor.measure import GapMeasured, largest, measure
+from zerodrift.monitor.rewards import read
+from zerodrift.monitor.sight import LabelSeen, seen_of
+from zerodrift.monitor.sight import merged as together
 from zerodrift.stats.arrays import Ids
-
-Gather = Callable[[bytes], Iterable[bytes]]
 
 
 class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +30,8 @@ class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     told: int = 0
     """Tokens whose behaviour logprob is known."""
     lag: float | None = None
+    lag_tokens: int = 0
+    """Tokens whose version is known."""
     lag_max: int | None = None
     mismatch: GapSums = GapSums()
     staleness: GapSums = GapSums()
@@ -41,6 +43,7 @@ class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Σ ψ⁴/4, nearly that of their squares."""
     warm_up: WarmUp = WarmUp()
     cells: tuple[CellSums, ...] = ()
+    sight: tuple[LabelSeen, ...] = ()
     corrected: CorrectedSums | None = None
     trips: tuple[Reason, ...] = ()
     rewards: tuple[float, ...] = ()
@@ -55,17 +58,12 @@ class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             (lag for lag in (self.lag_max, other.lag_max) if lag is not None), default=None
         )
         values["cells"] = tuple(merged(iter([list(self.cells), list(other.cells)])).values())
+        values["sight"] = together((*self.sight, *other.sight))
         return BatchSums(**values)
 
 
 def _either(first: Any, second: Any) -> Any:
     return second if first is None else first if second is None else first + second
-
-
-def over_ranks(mine: BatchSums, gather: Gather) -> BatchSums:
-    """The batch of all ranks: each decides by the same sums, so all decide the same."""
-    parts = (msgspec.json.decode(part, type=BatchSums) for part in gather(msgspec.json.encode(mine)))
-    return reduce(add, parts)
 
 
 def batch_sums(
@@ -77,8 +75,8 @@ def batch_sums(
     correction: Correction | None,
 ) -> BatchSums:
     """Everything but rewards. Of a batch that trips by its numbers nothing is measured."""
-    if tokens.trips:
-        why = "the batch has numbers that cannot be measured"
+    if tokens.trips or not tokens.size:
+        why = "the batch has numbers that cannot be measured" if tokens.trips else "no token is left"
         none = GapSums(why=why)
         return BatchSums(
             tokens=tokens.size, sequences=len(tokens.counts), trips=tokens.trips, mismatch=none, staleness=none,
@@ -97,6 +95,7 @@ def batch_sums(
     gaps = {gap: each for gap, each in measured.items() if each is not None}
     sums = _summed(tokens, gaps, _corrected(found[None], correction))
     counted = gaps[Gap.MISMATCH].counted
+    sums = msgspec.structs.replace(sums, sight=seen_of(tokens, counted))
     if counted is None:
         return sums
     cells = () if baseline is None else tuple(cells_of(counted, tokens, baseline, expect))
@@ -135,6 +134,7 @@ def _summed(
         surprise=0.0 if behavior is None else -float(behavior.sum(dtype=np.float64)),
         told=0 if behavior is None else behavior.size,
         lag=tokens.lag_sum,
+        lag_tokens=0 if tokens.lag is None else tokens.size,
         lag_max=tokens.lag_max,
         mismatch=gaps[Gap.MISMATCH].sums,
         staleness=gaps[Gap.STALENESS].sums,
@@ -148,3 +148,22 @@ def _corrected(total: Difference | str, correction: Correction | None) -> Correc
     if correction is None or isinstance(total, str):
         return None
     return CorrectedSums.of((total.later - total.earlier).astype(np.float64), correction)
+
+
+def rewarded(sums: BatchSums, tokens: Tokens, rewards: Any, outputs: Any) -> BatchSums:
+    """With rewards, as far as they can be believed."""
+    if rewards is None:
+        return sums
+    found = read(rewards, outputs, tokens.given, tokens.kept)
+    values = found.values
+    units = tokens.groups.get(UNIT)
+    if units is not None and len(values):
+        # Samples of one prompt move together; their mean is one value.
+        codes = np.unique(np.array(units), return_inverse=True)[1]
+        values = np.bincount(codes, weights=values) / np.bincount(codes)
+    return msgspec.structs.replace(
+        sums,
+        rewards=tuple(values.tolist()),
+        misbound=found.misbound,
+        trips=(*sums.trips, *found.trips),
+    )

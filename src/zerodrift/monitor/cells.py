@@ -9,7 +9,7 @@ spread of the whole: eight prompts alone know their own to a quarter.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -17,18 +17,15 @@ import msgspec
 import numpy as np
 
 from zerodrift.monitor.baseline import Baseline
+from zerodrift.monitor.groups import UNIT
 from zerodrift.monitor.intake import Tokens
 from zerodrift.monitor.strata import LOG_P_LABELS, POSITION_LABELS, Counted
 from zerodrift.stats.arrays import Floats, Ids
 
 ALL = "all"
-UNIT = "prompt"
-"""The kind of group that is no cell, but says which sequences are not independent."""
 REPLICA = "replica"
 EXCHANGEABLE = frozenset({ALL, REPLICA})
 """Cells that are held against the whole: a replica that was off from the start would otherwise be its own baseline."""
-RESERVED = frozenset({ALL, "log p", "position", "length", "lag"})
-"""Kinds that every batch has by itself."""
 SLACK = 0.03
 """Of the expected |Δ|: 0.0004 nats of bias where 0.015 is healthy. A batch of millions of tokens resolves less than
 anybody should act on."""
@@ -41,8 +38,6 @@ BORROWED = 10
 """Units that the spread of the whole counts for beside a cell's own."""
 PARTS = frozenset({"log p", "position"})
 """Cells that have a part of each unit, the others have whole ones."""
-MOST_LABELS = 64
-"""Of one kind. Memory is constant, and an id per sequence is no group."""
 
 
 class Expected(NamedTuple):
@@ -98,6 +93,12 @@ class CellSums(msgspec.Struct, frozen=True, array_like=True):
             for mine, theirs in ((self.offset, other.offset), (self.excess, other.excess))
         )
         return CellSums(self.kind, self.label, *sums, *both)
+
+    def without(self, parts: Iterable["CellSums"]) -> "CellSums":
+        """Level and bias of the rest, which is what a baseline follows; its spread is not that of the rest."""
+        names = ("tokens", "ratio", "size", "baseline")
+        left = {name: getattr(self, name) - sum(getattr(part, name) for part in parts) for name in names}
+        return msgspec.structs.replace(self, **left)
 
     @property
     def key(self) -> str:

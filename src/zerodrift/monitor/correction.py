@@ -46,7 +46,8 @@ class CorrectedSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def of(cls, delta: Floats, correction: Correction) -> "CorrectedSums":
         """Of Δ = log of the newest - log of the behaviour."""
         raw = np.exp(delta)
-        corrected = np.asarray(correction(raw), dtype=np.float64)
+        # Its own copy: one that clips in place would have the raw ones look like what it made of them.
+        corrected = np.asarray(correction(raw.copy()), dtype=np.float64)
         if corrected.shape != raw.shape or not np.isfinite(corrected).all():
             raise InvalidValue("the correction must give one finite ratio per token")
         return cls(

@@ -1,5 +1,6 @@
 """One step of the monitor as a function: the state before, the sums of a batch, and out come reasons and the state after."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,14 +9,15 @@ import numpy as np
 
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude
-from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor import judge
-from zerodrift.monitor.baseline import WARM_UP, Baseline, WarmUp
+from zerodrift.monitor.baseline import LEAST_TOKENS, WARM_UP, Baseline, WarmUp
 from zerodrift.monitor.batch import BatchSums
-from zerodrift.monitor.cells import ALL, EXCHANGEABLE, MOST_LABELS, RESERVED, UNIT, CellSums, Expected
+from zerodrift.monitor.cells import ALL, EXCHANGEABLE, REPLICA, CellSums, Expected
 from zerodrift.monitor.decision import Code, Gap, Reason, RewardView
 from zerodrift.monitor.gates import judge_gates
+from zerodrift.monitor.groups import check_count
 from zerodrift.monitor.judge import WHOLE
+from zerodrift.monitor.sight import hides_doubt, looked
 from zerodrift.monitor.state import MonitorState
 from zerodrift.monitor.tracks import Track
 
@@ -50,18 +52,11 @@ def expected(state: MonitorState, key: str) -> Expected:
     return whole.expected if whole is not None else Expected(bias, 1.0)
 
 
-def check_labels(state: MonitorState, groups: Mapping[str, tuple[str, ...]]) -> None:
-    """Memory is constant: so many labels of a kind over the whole training, and none that has a meaning already."""
-    for kind, labels in groups.items():
-        if kind in RESERVED:
-            raise InvalidValue(
-                f"groups has a kind {kind!r}, which the monitor fills in itself; name yours otherwise"
-            )
-        known = {key.partition("=")[2] for key in state.tracks if key.partition("=")[0] == kind}
-        if kind != UNIT and len(known.union(labels)) > MOST_LABELS:
-            raise InvalidValue(
-                f"{kind} has had {len(known.union(labels))} labels; at most {MOST_LABELS} can be watched one by one"
-            )
+def check_labels(state: MonitorState, sums: BatchSums) -> None:
+    """Memory is constant, whatever ranks and steps together name."""
+    keys = {*state.tracks, *state.sight.hidden, *state.sight.behind, *(each.where for each in sums.sight)}
+    for kind, labels in Counter(key.partition("=")[0] for key in keys).items():
+        check_count(kind, labels)
 
 
 def with_baseline(state: MonitorState, baseline: Baseline) -> MonitorState:
@@ -96,10 +91,12 @@ def decide(
     cells = {cell.key: cell for cell in sums.cells}
     tracks = {**state.tracks, **_started(state, cells)}
     charted = judge.charts(cells, tracks, config.consecutive_windows)
+    sight = looked(state.sight, step, sums.sight, cells.get(WHOLE), config)
     reasons += [
         *charted.reasons,
         *judge.moved(tracks),
         *_unseen(state, step, sums, config.check_interval_steps),
+        *sight.reasons,
     ]
     probe_due = is_probe_due(state, config)
     rewards, shifted = _rewards(state, sums, whole_test=probe_due)
@@ -108,7 +105,8 @@ def decide(
     tracks = dict(charted.tracks)
     if not bad:
         passed = _passed(state.trainer_version, trainer_version)
-        tracks |= {key: tracks[key].follow(cell, passed) for key, cell in cells.items()}
+        learned = {**cells, **_undoubted(cells, tracks)}
+        tracks |= {key: tracks[key].follow(cell, passed) for key, cell in learned.items()}
     after = msgspec.structs.replace(
         state,
         step=step,
@@ -119,10 +117,11 @@ def decide(
             bad=bad,
             warned=bool(reasons),
             windows=config.consecutive_windows,
-            measured=bool(sums.mismatch.summary.count),
+            measured=bool(sums.mismatch.summary.count) and not hides_doubt(sums.sight, tracks),
         ),
         observed=state.observed + 1,
         bad=state.bad + bad,
+        sight=sight.sight,
         mismatch_seen=step if sums.mismatch.summary.count else state.mismatch_seen,
         rewards=state.rewards.after(sums.rewards, sums.misbound, config.reward_baseline_window, bad=bad),
     )
@@ -143,6 +142,15 @@ def _passed(last: int | None, now: int | None) -> int:
 
 def _newest(last: int | None, now: int | None) -> int | None:
     return max((version for version in (last, now) if version is not None), default=None)
+
+
+def _undoubted(cells: Mapping[str, CellSums], tracks: Mapping[str, Track]) -> dict[str, CellSums]:
+    """The whole without replicas that are in doubt: one that is a tenth off would draw along what it is held against."""
+    doubted = [cell for key, cell in cells.items() if cell.kind == REPLICA and tracks[key].in_doubt]
+    if not doubted or WHOLE not in cells:
+        return {}
+    rest = cells[WHOLE].without(doubted)
+    return {WHOLE: rest} if rest.tokens > 0 and rest.baseline > 0 else {}
 
 
 def _backwards(state: MonitorState, trainer_version: int | None) -> list[Reason]:
@@ -168,7 +176,7 @@ def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> l
     versions would otherwise read OK a hundred times."""
     last = -1 if state.mismatch_seen is None else state.mismatch_seen
     late = step - last > interval or not state.observed
-    if sums.mismatch.summary.count or sums.trips or not late:
+    if sums.mismatch.summary.count or sums.trips or not sums.tokens or not late:
         return []
     since = "yet" if state.mismatch_seen is None else f"since step {last}"
     message = f"no mismatch could be measured {since}, so the engine is not judged: {sums.mismatch.why}"
@@ -187,7 +195,7 @@ def _rewards(
 def _warmed(state: MonitorState, sums: BatchSums, settings: Settings) -> MonitorState:
     warm_up = state.warm_up.then(sums.warm_up)
     state = msgspec.structs.replace(state, warm_up=warm_up)
-    if warm_up.batches < WARM_UP:
+    if warm_up.batches < WARM_UP or sum(warm_up.tokens) < LEAST_TOKENS:
         return state
     found = warm_up.baseline("audit and first batches" if settings.audited else "first batches")
     if found.mean_abs > settings.gate.mean_abs:

@@ -34,7 +34,12 @@ class MonitorDirectory:
         """Made where it is not there; refused where another monitor writes."""
         if path.exists() and not path.is_dir():
             raise RecordError(f"{path} is a file; a monitor writes into a directory")
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordError(
+                f"{path} cannot be made ({error.strerror or error}); choose another directory"
+            ) from error
         self.path, self.state = path, path / STATE
         self._lock = FileLock(path / LOCK, timeout=ASKED_S, thread_local=False)
         try:
@@ -43,6 +48,10 @@ class MonitorDirectory:
             raise ArchiveLocked(
                 f"another monitor writes {path}; close() that one, or give each rank a directory of its own "
                 f"({path / 'rank1'} and so on)"
+            ) from error
+        except OSError as error:
+            raise RecordError(
+                f"{path} cannot be written ({error.strerror or error}); choose another directory"
             ) from error
         (path / ENDED).unlink(missing_ok=True)
         self._ended = self._closed = False
@@ -60,7 +69,7 @@ class MonitorDirectory:
     def tell(self, decision: Decision) -> None:
         """A line more, and no end yet. A full disk stops no training: the decision stands without its record, and is counted."""
         try:
-            if self._ended:
+            if self._ended and not self._closed:
                 (self.path / ENDED).unlink(missing_ok=True)
                 self._ended = False
             self._steps.append(decision)
@@ -91,6 +100,8 @@ class MonitorDirectory:
             return
         self._closed = True
         self.end()
-        if isinstance(self._archive, Directory):
-            self._archive.close()
-        self._lock.release()
+        try:
+            if isinstance(self._archive, Directory):
+                self._archive.close()
+        finally:
+            self._lock.release()

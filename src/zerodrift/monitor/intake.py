@@ -4,7 +4,7 @@ Arrays that do not speak of the same tokens are a bug in the caller and raise. N
 (NaN, a missing logprob, one above 0) are a fault of the batch: they become trips, and the batch is never judged healthy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason
+from zerodrift.monitor.groups import labels_of
+from zerodrift.monitor.host import host, yes_or_no
 from zerodrift.stats.arrays import Bools, Ids, Reals
 
 RESCORED = "rescored_logprobs"
@@ -80,36 +82,6 @@ class Tokens:
         return starts
 
 
-def host(name: str, value: Any) -> NDArray[Any]:
-    """`value` as an array of the host: a tensor of any framework, an array, or lists, ragged ones as objects."""
-    for method in ("detach", "float", "cpu"):
-        # bf16 has no numpy type, so a tensor is widened before it leaves its framework.
-        call = getattr(value, method, None)
-        if call is not None and (method != "float" or "float" in str(getattr(value, "dtype", ""))):
-            try:
-                value = call()
-            except RuntimeError as error:
-                raise InvalidValue(f"{name} cannot be copied to the host ({error})") from error
-    if isinstance(value, list | tuple) and any(hasattr(row, "detach") for row in value):
-        # numpy reads neither bf16 nor what requires a gradient out of a list.
-        value = [None if row is None else host(f"{name}[{place}]", row) for place, row in enumerate(value)]
-    try:
-        return np.asarray(value)
-    except ValueError:
-        return _ragged(name, value)
-    except (TypeError, RuntimeError) as error:
-        raise InvalidValue(
-            f"{name} cannot be read as an array ({error}); give a tensor, an array or lists"
-        ) from error
-
-
-def _ragged(name: str, rows: Sequence[Any]) -> NDArray[Any]:
-    result = np.empty(len(rows), dtype=object)
-    for place, row in enumerate(rows):
-        result[place] = None if row is None else host(f"{name}[{place}]", row)
-    return result
-
-
 def _is_rows(array: NDArray[Any]) -> bool:
     """One object for each sequence; the others are numbers, of which some may be missing."""
     return array.dtype == object and array.ndim == 1 and any(hasattr(row, "__len__") for row in array)
@@ -170,6 +142,8 @@ class Layout:
             if told is not None:
                 self._check(told, len(given))
                 self.chosen = np.arange(first.shape[1]) < told[:, None]
+        elif first.ndim == 1 and told is None and not first.size:
+            given = np.zeros(0, dtype=np.int64)
         elif first.ndim == 1 and told is not None:
             if told.sum() != first.size or (told < 0).any():
                 raise InvalidValue(
@@ -193,7 +167,7 @@ class Layout:
             )
 
     def _mask(self, mask: Any) -> None:
-        chosen = self._flat("mask", host("mask", mask)).astype(np.bool_)
+        chosen = yes_or_no("mask", self._flat("mask", host("mask", mask)))
         if self.chosen is not None:
             chosen &= self.chosen.ravel()
         rows = np.repeat(np.arange(len(self.given)), self.given)
@@ -267,9 +241,6 @@ def tokens_of(  # noqa: PLR0913 - one per thing that is told of all tokens alike
         flat[name] = values
         trips += told
     lag, told = _lag(layout, versions, trainer_version)
-    if not layout.counts.sum():
-        message = "no token is left after the mask, so nothing could be judged; look at the mask, or leave the batch out"
-        trips.append(Reason(code=Code.NOTHING_TO_JUDGE, message=message))
     kept = np.flatnonzero(layout.counts)
     return Tokens(
         logprobs=flat,
@@ -280,7 +251,7 @@ def tokens_of(  # noqa: PLR0913 - one per thing that is told of all tokens alike
         lag=lag,
         rescored=rescored if rescored is not None and rescored.any() else None,
         trips=(*trips, *told),
-        groups=_labels(groups, len(layout.given), kept),
+        groups=labels_of(groups, len(layout.given), kept),
     )
 
 
@@ -290,7 +261,7 @@ def _rescored(layout: Layout, arrays: Mapping[str, Any], mask: Any) -> Bools | N
         return None
     if RESCORED not in arrays:
         raise InvalidValue("rescored_mask was given without rescored_logprobs; it says which of those count")
-    chosen: Bools = layout.per_token("rescored_mask", mask).astype(np.bool_)
+    chosen = yes_or_no("rescored_mask", layout.per_token("rescored_mask", mask))
     return None if chosen.all() else chosen
 
 
@@ -301,6 +272,8 @@ def _missing() -> Reason:
 
 def _numbers(name: str, values: NDArray[Any]) -> tuple[Reals, list[Reason]]:
     """Floating numbers, and what is wrong with them; a fault that is in padding was masked before."""
+    if values.dtype.kind not in "fiuO":
+        raise InvalidValue(f"{name} have type {values.dtype}; give real numbers, logs of probabilities")
     missing = sum(value is None for value in values) if values.dtype == object else 0
     try:
         numbers: Reals = values if values.dtype.kind == "f" else values.astype(np.float64)
@@ -333,6 +306,9 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
         return None, []
     if trainer_version is None:
         raise InvalidValue("versions were given without trainer_version; a lag needs both")
+    if not layout.counts.sum():
+        # Of no token, and an empty list has no type.
+        return np.zeros(0, dtype=np.int64), []
     array = layout.per_token("versions", versions)
     if array.dtype.kind not in "iu":
         message = f"versions have type {array.dtype}; a token whose weights are unknown cannot be placed: give whole numbers"
@@ -361,18 +337,3 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
         # One number for all: no array of millions is made of it.
         return np.broadcast_to(np.int64(trainer_version - int(made[0])), made.shape), trips
     return trainer_version - made, trips
-
-
-def _labels(groups: Any, rows: int, kept: Ids) -> dict[str, tuple[str, ...]]:
-    if not isinstance(groups, Mapping | None):
-        raise InvalidValue(f"groups is a {type(groups).__name__}; give labels by kind, one per sequence")
-    labels = {}
-    for kind, values in (groups or {}).items():
-        listed = values if isinstance(values, (list, tuple)) else host(kind, values).tolist()
-        texts = [str(value) for value in listed] if isinstance(listed, (list, tuple)) else []
-        if len(texts) != rows:
-            raise InvalidValue(
-                f"groups[{kind!r}] has {len(texts)} labels for {rows} sequences; give one per sequence"
-            )
-        labels[str(kind)] = tuple(texts[place] for place in kept)
-    return labels

@@ -25,7 +25,15 @@ class Judged(NamedTuple):
 
 def levels(sums: BatchSums, config: MonitoringConfig) -> list[Reason]:
     """What is too large in this batch by itself; the gates are in `gates`."""
-    return [*sums.trips, *_ess(sums, config.least_ess), *_lag(sums, config.max_lag)]
+    return [*sums.trips, *_nothing(sums), *_ess(sums, config.least_ess), *_lag(sums, config.max_lag)]
+
+
+def _nothing(sums: BatchSums) -> list[Reason]:
+    """Of all ranks together: one that got none of the batch spoils it for nobody."""
+    if sums.tokens or sums.trips:
+        return []
+    message = "no token is left after the mask, so nothing could be judged; look at the mask, or leave the batch out"
+    return [Reason(code=Code.NOTHING_TO_JUDGE, message=message)]
 
 
 def _ess(sums: BatchSums, least: float) -> list[Reason]:

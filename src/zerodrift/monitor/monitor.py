@@ -9,6 +9,7 @@ writing fails, the decision stands, actions run, and then the error is raised (`
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,15 @@ import numpy as np
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude, Precision
 from zerodrift.core import require
-from zerodrift.core.errors import InvalidSampling, InvalidValue, ZerodriftError
+from zerodrift.core.errors import InvalidSampling, InvalidValue
 from zerodrift.core.request import SamplingParams
 from zerodrift.monitor.actions import Actions, act
 from zerodrift.monitor.archive import IDS, Archive, check_ids, keepable, opened, require_ids
 from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
-from zerodrift.monitor.batch import BatchSums, Gather, batch_sums, over_ranks
+from zerodrift.monitor.batch import BatchSums, batch_sums, rewarded
 from zerodrift.monitor.breaker import Breaker
-from zerodrift.monitor.cells import UNIT
 from zerodrift.monitor.commit import Writes
+from zerodrift.monitor.connected import check_connected
 from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
@@ -41,13 +42,15 @@ from zerodrift.monitor.decide import (
 )
 from zerodrift.monitor.decision import Code, Decision, Reason, RewardView, State
 from zerodrift.monitor.directory import MonitorDirectory
-from zerodrift.monitor.intake import LOGPROBS, Tokens, host, tokens_of
+from zerodrift.monitor.intake import LOGPROBS, tokens_of
 from zerodrift.monitor.judge import WHOLE
 from zerodrift.monitor.numbers import counted, number
+from zerodrift.monitor.ranks import Gather, Read, over_ranks
 from zerodrift.monitor.report import decision_of
-from zerodrift.monitor.rewards import TEST_P, Output, against_reference, read
+from zerodrift.monitor.rewards import TEST_P, Output, against_reference
 from zerodrift.monitor.scalar import judge_scalar
-from zerodrift.monitor.state import MonitorState, read_state, write_state
+from zerodrift.monitor.state import MonitorState, StateFile
+from zerodrift.records.archive.writer import Archive as OwnArchive
 from zerodrift.records.directory import read_verdict
 from zerodrift.records.verdict import VerdictRecord
 
@@ -82,22 +85,34 @@ class Monitor:
         require.whole(
             InvalidValue, "healthy_every", healthy_every, "one of so many healthy batches is archived", 1
         )
+        check_connected(config=config, actions=actions, archive=archive, gather=gather, correction=correction)
         self.config = config or MonitoringConfig()
         if isinstance(baseline, str | Path):
             baseline = read_verdict(Path(baseline))
+        if baseline is not None:
+            require.instance(InvalidValue, "baseline", baseline, Baseline | VerdictRecord)
         audit = baseline if isinstance(baseline, VerdictRecord) else None
         gate = limits(self.config, require.one_of(Precision, "precision", precision), audit)
         self._settings = Settings(self.config, gate, audited=audit is not None)
         if directory is not None and path is not None:
             raise InvalidValue("the state is kept in the directory: give directory= or path=, not both")
-        self._directory = None if directory is None else MonitorDirectory(Path(directory))
-        self._path = self._directory.state if self._directory else None if path is None else Path(path)
-        self._gather, self._archive, self._correction = gather, opened(archive), correction
+        self._gather, self._correction = gather, correction
         self._healthy_every, self._actions = healthy_every, actions or Actions()
-        self._state = MonitorState() if self._path is None else read_state(self._path)
-        if isinstance(baseline, Baseline) and self._state.baseline is None:
-            check_below(baseline, gate)
-            self._state = with_baseline(self._state, baseline)
+        with ExitStack() as undo:
+            self._directory = (
+                None if directory is None else undo.enter_context(closing(MonitorDirectory(Path(directory))))
+            )
+            kept = self._directory.state if self._directory else path
+            self._file = None if kept is None else StateFile(Path(kept))
+            self._state = MonitorState() if self._file is None else self._file.read()
+            if isinstance(baseline, Baseline) and self._state.baseline is None:
+                check_below(baseline, gate)
+                self._state = with_baseline(self._state, baseline)
+            self._archive = opened(archive)
+            if self._archive is not archive and isinstance(self._archive, OwnArchive):
+                # One that the caller opened is the caller's to close.
+                undo.enter_context(self._archive)
+            self._held = undo.pop_all()
         self._was, self._closed = self._state.breaker.state, False
         self.last: Decision | None = None
         """The last decision, also of a call that raised because it could not be recorded."""
@@ -148,22 +163,28 @@ class Monitor:
         """
         given = {name: value for name, value in locals().items() if name != "self" and value is not None}
         try:
-            step = self._next(step)
-            if trainer_version is not None:
-                trainer_version = given["trainer_version"] = counted("trainer_version", trainer_version)
-            if reference_kl is not None:
-                reference_kl = number("reference_kl", reference_kl)
-            sums = self._summed(given)
-        except ZerodriftError:
+            if self._gather is None:
+                found, state = self._read(given, self._state), self._state
+            else:
+                state, found = over_ranks(
+                    self._gather, self._settings, self._state, partial(self._read, given)
+                )
+            check_labels(state, found.sums)
+        except Exception:
             self._state = msgspec.structs.replace(self._state, refused=self._state.refused + 1)
             raise
-        if self._gather is not None:
-            sums = over_ranks(sums, self._gather)
-        outcome = decide(self._state, step, sums, trainer_version, self._settings)
-        return self._commit(step, sums, outcome, given, reference_kl)
+        outcome = decide(state, found.step, found.sums, found.trainer_version, self._settings)
+        return self._commit(found.step, found.sums, outcome, given)
 
-    def _summed(self, given: Mapping[str, Any]) -> BatchSums:
+    def _read(self, given: dict[str, Any], state: MonitorState) -> Read:
         """What is wrong with the call raises here, before anything is judged."""
+        step = self._next(given.get("step"), state)
+        for name, plain in (("trainer_version", counted), ("reference_kl", number)):
+            if name in given:
+                given[name] = plain(name, given[name])
+        return Read(step, given.get("trainer_version"), self._summed(given, state))
+
+    def _summed(self, given: Mapping[str, Any], state: MonitorState) -> BatchSums:
         if self._archive is not None:
             require_ids(given)
         if "sampling" in given:
@@ -175,12 +196,11 @@ class Monitor:
         )
         if archived:
             check_ids(given, tokens.widths)
-        check_labels(self._state, tokens.groups)
         sums = batch_sums(
-            tokens, epsilon=self.config.clip_epsilon, baseline=self._state.baseline, expect=partial(expected, self._state),
+            tokens, epsilon=self.config.clip_epsilon, baseline=state.baseline, expect=partial(expected, state),
             correction=self._correction,
         )  # fmt: skip
-        return self._with_rewards(sums, tokens, given.get("rewards"), given.get("outputs"))
+        return rewarded(sums, tokens, given.get("rewards"), given.get("outputs"))
 
     def _archive_of(self, given: Mapping[str, Any]) -> Archive | None:
         """Where a batch would be kept; a directory's archive keeps those that have ids."""
@@ -192,9 +212,9 @@ class Monitor:
         if self._closed:
             raise InvalidValue("this monitor was closed, and another may have its directory; make a new one")
 
-    def _next(self, step: int | None) -> int:
+    def _next(self, step: int | None, state: MonitorState) -> int:
         self._check_open()
-        last = self._state.step
+        last = state.step
         if step is None:
             return 0 if last is None else last + 1
         step = counted("step", step)
@@ -204,20 +224,6 @@ class Monitor:
             )
         return step
 
-    def _with_rewards(self, sums: BatchSums, tokens: Tokens, rewards: Any, outputs: Any) -> BatchSums:
-        if rewards is None:
-            return sums
-        found = read(rewards, outputs, tokens.given, tokens.kept)
-        values = found.values
-        units = tokens.groups.get(UNIT)
-        if units is not None and len(values):
-            # Samples of one prompt move together; their mean is one value.
-            codes = np.unique(np.array(units), return_inverse=True)[1]
-            values = np.bincount(codes, weights=values) / np.bincount(codes)
-        return msgspec.structs.replace(
-            sums, rewards=tuple(values.tolist()), misbound=found.misbound, trips=(*sums.trips, *found.trips)
-        )
-
     # --- committing --------------------------------------------------------------------------------------------------
 
     def _commit(
@@ -226,11 +232,12 @@ class Monitor:
         sums: BatchSums,
         outcome: Outcome,
         given: Mapping[str, Any],
-        reference_kl: float | None = None,
     ) -> Decision:
         """State on the disk first, then the archive, then actions: what is killed in between stays halted."""
         self._state, writes = outcome.state, Writes()
-        decision = decision_of(step, sums, outcome, reference_kl, enabled=self.config.circuit_breaker_enabled)
+        decision = decision_of(
+            step, sums, outcome, given.get("reference_kl"), enabled=self.config.circuit_breaker_enabled
+        )
         decision = msgspec.structs.replace(decision, kl_estimate=given.get("kl_estimate"))
         with writes.attempt():
             self._write()
@@ -240,7 +247,8 @@ class Monitor:
         decision = msgspec.structs.replace(decision, reasons=(*decision.reasons, *unkept))
         entered = decision.state is State.HALT and self._was is not State.HALT
         acted = act(self._actions, decision, entered_halt=entered)
-        self._was = decision.state
+        # Of an action that opened the breaker again it is not halted any more.
+        self._was = self._state.breaker.state
         if acted.fell_back:
             with writes.attempt():
                 self._half_open()
@@ -263,8 +271,8 @@ class Monitor:
         return () if without is None else (Reason(code=Code.NOT_ARCHIVED, message=without),)
 
     def _write(self) -> None:
-        if self._path is not None:
-            write_state(self._path, self._state)
+        if self._file is not None:
+            self._file.write(self._state)
 
     # --- what else may happen ----------------------------------------------------------------------------------------
 
@@ -280,7 +288,7 @@ class Monitor:
 
         `reference_kl`, the distance to a frozen policy, is recorded and never trips.
         """
-        step, kl_estimate = self._next(step), number("kl_estimate", kl_estimate)
+        step, kl_estimate = self._next(step, self._state), number("kl_estimate", kl_estimate)
         reward_mean = None if reward_mean is None else number("reward_mean", reward_mean)
         reference_kl = None if reference_kl is None else number("reference_kl", reference_kl)
         scalar, reasons = judge_scalar(self._state.scalar, kl_estimate, reward_mean, self.gate.k3)
@@ -298,7 +306,7 @@ class Monitor:
         told = {"kl_estimate": kl_estimate, "reward_mean": reward_mean, "reference_kl": reference_kl}
         given = {name: value for name, value in told.items() if value is not None}
         rewards = None if reward_mean is None else RewardView(count=1, mean=reward_mean)
-        return self._commit(step, BatchSums(), Outcome(after, reasons, rewards, due), given, reference_kl)
+        return self._commit(step, BatchSums(), Outcome(after, reasons, rewards, due), given)
 
     def _moved(self, *, bad: bool) -> Breaker:
         return self._state.breaker.update(bad=bad, warned=False, windows=self.config.consecutive_windows)
@@ -331,9 +339,7 @@ class Monitor:
         it lies within JUMP of what is expected. `trusted` says that an engine known to be good has made it.
         """
         self._check_open()
-        fresh = of_canary(
-            host("behavior_logprobs", behavior_logprobs), host("trainer_logprobs", trainer_logprobs)
-        )
+        fresh = of_canary(behavior_logprobs, trainer_logprobs)
         old = self._state.baseline
         check_below(fresh, self.gate)
         if old is not None and not trusted:
@@ -377,6 +383,7 @@ class Monitor:
     def restore(self, state: MonitorState) -> None:
         """Be as after an earlier step (`remembered`, kept then): what was judged later is forgotten, and shown no more."""
         self._check_open()
+        require.instance(InvalidValue, "state", state, MonitorState)
         self._state, self._was = state, state.breaker.state
         self._write()
         if self._directory is not None:
@@ -388,7 +395,6 @@ class Monitor:
             self._directory.end()
 
     def close(self) -> None:
-        """Let go of the directory, so that another monitor may have it; nothing is lost without. This one judges no more."""
+        """Let go of what this one opened, so that another monitor may have it; nothing is lost without. This one judges no more."""
         self._closed = True
-        if self._directory is not None:
-            self._directory.close()
+        self._held.close()

@@ -32,7 +32,7 @@ def decision_of(
         update=sums.update.view(),
         total=sums.total.view(),
         entropy=sums.surprise / sums.told if sums.told else None,
-        lag_mean=None if sums.lag is None or not sums.tokens else sums.lag / sums.tokens,
+        lag_mean=None if sums.lag is None or not sums.lag_tokens else sums.lag / sums.lag_tokens,
         lag_max=sums.lag_max,
         ratios=None if sums.corrected is None else sums.corrected.view(sums.total),
         groups=tuple(_group(cell) for cell in sums.cells if cell.kind != ALL),

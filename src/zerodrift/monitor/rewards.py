@@ -18,7 +18,7 @@ from scipy import special
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason, RewardView
-from zerodrift.monitor.intake import host
+from zerodrift.monitor.host import host, numbers
 from zerodrift.stats.arrays import Floats, Ids
 from zerodrift.stats.summaries import Summary, mean_shift
 from zerodrift.stats.twosample import energy_distance
@@ -158,7 +158,7 @@ def _margin(before: Floats, count: int) -> float | None:
 
 def against_reference(engine: Any, reference: Any) -> tuple[float, float, float]:
     """p-value of the two-sample test, and both means."""
-    first, second = (np.asarray(values, dtype=np.float64) for values in (engine, reference))
+    first, second = numbers("engine", engine), numbers("reference", reference)
     if min(first.size, second.size) < LEAST:
         raise InvalidValue(
             f"{first.size} and {second.size} rewards; {LEAST} of each are the least that can be compared"

@@ -1,16 +1,18 @@
 """All that a monitor remembers, in one small file: a restarted training goes on where it stood, a halted one halted."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from zerodrift.core.errors import RecordError
+from zerodrift.core.errors import ArchiveLocked, RecordError
 from zerodrift.core.frozen import freeze
 from zerodrift.monitor.baseline import Baseline, WarmUp
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.rewards import RewardWindow
 from zerodrift.monitor.scalar import ScalarTrack
+from zerodrift.monitor.sight import Sight
 from zerodrift.monitor.tracks import Chart, Track
 from zerodrift.records.document import read_document, write_document
 
@@ -39,6 +41,7 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Calls that raised: they are no healthy batches, and no bad ones."""
     mismatch_seen: int | None = None
     """The last step at which a mismatch could be measured."""
+    sight: Sight = Sight()
 
     def __post_init__(self) -> None:
         """What was remembered stays."""
@@ -60,3 +63,42 @@ def write_state(path: Path, state: MonitorState) -> None:
         raise RecordError(
             f"{path} cannot be written ({error.strerror or error}): a restart would go on from an older state; look at the disk"
         ) from error
+
+
+class StateFile:
+    """The file of one monitor. Another that writes there too is found by what it left in the place of ours."""
+
+    def __init__(self, path: Path) -> None:
+        """`read` comes first."""
+        self._path, self._process = path, os.getpid()
+        self._which: tuple[int, int] | None = None
+        self._left = MonitorState()
+
+    def read(self) -> MonitorState:
+        """From here on it is ours."""
+        self._which, self._left = self._there(), read_state(self._path)
+        return self._left
+
+    def write(self, state: MonitorState) -> None:
+        """Refused where another monitor has written since, and in a fork of the process that it belongs to."""
+        if os.getpid() != self._process:
+            raise RecordError(
+                f"{self._path} belongs to the monitor of process {self._process}, and this is a fork of it; observe there"
+            )
+        found = self._there()
+        # A copy that a backup put there is ours still.
+        if found not in (None, self._which) and read_state(self._path) != self._left:
+            raise ArchiveLocked(
+                f"{self._path} was written by another monitor since: what that one knows, a halt maybe, is left as it is; "
+                "give each a path of its own"
+            )
+        write_state(self._path, state)
+        self._which, self._left = self._there(), state
+
+    def _there(self) -> tuple[int, int] | None:
+        """Which file it is: each write makes a new one."""
+        try:
+            told = self._path.stat()
+        except OSError:
+            return None
+        return told.st_ino, told.st_mtime_ns

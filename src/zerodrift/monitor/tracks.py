@@ -116,10 +116,15 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         are no measure of it: such a baseline quarantined eight healthy batches of one environment."""
         return math.sqrt(self.bias_squares / (WARM_UP * (WARM_UP - 1)))
 
+    @property
+    def in_doubt(self) -> bool:
+        """Half way to a warning: too little to say so, and enough not to learn from it."""
+        return any(chart.cusum.score >= WARN / 2 for chart in self.charts)
+
     def judged(self, cell: CellSums) -> bool:
         """Whether a batch of this cell goes into the charts."""
         ready = cell.kind in EXCHANGEABLE or self.batches >= WARM_UP
-        return ready and _has_spread(cell)
+        return ready and has_spread(cell)
 
     def update(self, cell: CellSums, whole: CellSums) -> "Track":
         """With one more batch in its charts.
@@ -153,7 +158,8 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-def _has_spread(cell: CellSums) -> bool:
+def has_spread(cell: CellSums) -> bool:
+    """Whether its units tell how far they differ."""
     return cell.units >= LEAST_UNITS and cell.expected > 0 and cell.effective >= LEAST_EFFECTIVE
 
 
@@ -170,7 +176,7 @@ def jumped(cell: CellSums, whole: CellSums, factor: float) -> Jumped | None:
     The units of the whole, from which a small cell borrows, say how sure anybody is of a spread: of four prompts, whose
     samples share their first token, one that rounds badly was 2.0 times the expected |Δ| in a healthy training on vLLM.
     """
-    if not _has_spread(cell):
+    if not has_spread(cell):
         return None
     times = cell.size / max(cell.baseline * factor, cell.least(whole))
     z = as_normal(cell.z(whole)[2], whole.effective - 1)

@@ -170,3 +170,20 @@ def test_an_alert_by_hand_is_a_bad_window():
     monitor = Monitor()
     assert [monitor.trigger_alert().state for _ in range(3)] == [QUARANTINE, QUARANTINE, HALT]
     assert monitor.remembered.bad == 3
+
+
+def test_an_action_that_opens_the_breaker_again_is_called_at_the_next_halt():
+    called = []
+
+    def stop(decision):
+        called.append(decision.step)
+        monitor.half_open()
+
+    monitor = Monitor(actions=Actions(stop_trainer=stop))
+    rng = np.random.default_rng(0)
+    behavior = -rng.exponential(1.0, (16, 40)) - 0.5
+    for _ in range(4):
+        monitor.observe(
+            behavior_logprobs=behavior, old_logprobs=behavior - 0.5, versions=0, trainer_version=0
+        )
+    assert called == [2, 3]

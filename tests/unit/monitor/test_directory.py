@@ -1,16 +1,20 @@
 """One directory for all that a monitor leaves behind."""
 
+import contextlib
+
 import msgspec
 import numpy as np
 import pytest
 
 from zerodrift.core.errors import ArchiveLocked, InvalidValue, RecordError
+from zerodrift.monitor.baseline import of_canary
 from zerodrift.monitor.decision import State
 from zerodrift.monitor.directory import STEPS
 from zerodrift.monitor.metrics import metrics_of
 from zerodrift.monitor.monitor import Monitor
 from zerodrift.monitor.steps import Line
 from zerodrift.records.archive.reader import ArchiveReader
+from zerodrift.records.archive.writer import Archive
 
 
 def batch(step, nats=0.01, **more):
@@ -117,3 +121,42 @@ def test_the_band_of_rewards_is_where_a_shift_begins():
     assert 0.4 < view.baseline_margin < 0.65
     far = monitor.observe(**batch(6), rewards=rng.random(16) + 2).rewards
     assert far.mean - far.baseline_mean > far.baseline_margin
+
+
+def test_an_archive_that_the_monitor_opened_is_let_go_at_its_close(tmp_path):
+    first = Monitor(archive=tmp_path)
+    first.observe(**batch(0, nats=0.3), **IDS)
+    first.close()
+    with contextlib.closing(Monitor(archive=tmp_path)) as second:
+        second.observe(**batch(1, nats=0.3), **IDS, step=1)
+    assert [entry.step for entry in ArchiveReader(tmp_path).entries()] == [0, 1]
+    first.close()
+
+
+def test_an_archive_that_the_caller_opened_is_the_callers(tmp_path):
+    with Archive(tmp_path) as mine:
+        monitor = Monitor(archive=mine)
+        monitor.observe(**batch(0, nats=0.3), **IDS)
+        monitor.close()
+        with pytest.raises(ArchiveLocked):
+            Monitor(archive=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"baseline": of_canary(np.full(2000, -1.0), np.full(2000, -1.5))},
+        {"path": "state.json"},
+        {"archive": "state.json"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_monitor_that_could_not_be_made_holds_nothing(tmp_path, given):
+    """Its error may be kept, as an interactive session does, and all that was locked with it."""
+    (tmp_path / "state.json").write_text("{")
+    places = {"directory": tmp_path / "run"} if "path" not in given else {"archive": tmp_path / "archive"}
+    given = {key: tmp_path / value if value == "state.json" else value for key, value in given.items()}
+    with pytest.raises((InvalidValue, RecordError)) as kept:
+        Monitor(**{**places, **given})
+    Monitor(**places).close()
+    assert kept.value is not None

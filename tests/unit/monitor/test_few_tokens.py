@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from zerodrift.monitor.baseline import WARM_UP
 from zerodrift.monitor.decision import Code, State
 from zerodrift.monitor.monitor import Monitor
 
@@ -29,3 +30,19 @@ def test_what_chance_may_have_made_warns(nats, tokens, share):
     decision = first(nats, tokens, share)
     assert decision.state is State.WARN
     assert {reason.code for reason in decision.reasons} == {Code.GATE}
+
+
+def of_size(step, sequences, tokens):
+    rng = np.random.default_rng(step)
+    engine = -rng.exponential(1.0, (sequences, tokens)) - 0.5
+    old = np.minimum(engine + rng.normal(0, 0.01, engine.shape), 0)
+    return {"behavior_logprobs": engine, "old_logprobs": old, "versions": 0, "trainer_version": 0}
+
+
+@pytest.mark.parametrize(("tokens", "batches"), [(5, 100), (25, 20), (50, WARM_UP), (500, WARM_UP)])
+def test_a_warm_up_asks_for_batches_and_for_tokens(tokens, batches):
+    monitor = Monitor()
+    for step in range(batches):
+        assert monitor.remembered.baseline is None
+        monitor.observe(**of_size(step, 4, tokens))
+    assert monitor.remembered.baseline.source == "first batches"

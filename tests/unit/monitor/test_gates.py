@@ -1,9 +1,11 @@
 """A batch near the gate: chance, a fault, or an engine that stands there?"""
 
 import numpy as np
+import pytest
 
 from zerodrift.monitor.decision import Code, State
 from zerodrift.monitor.monitor import Monitor
+from zerodrift.monitor.tracks import Track
 
 PROMPTS, TOKENS = 32, 16
 
@@ -91,3 +93,24 @@ def test_a_replica_of_it_that_is_off_by_what_matters_still_is():
     assert found is not None
     assert found.step < 180
     assert found.reasons[0].where == "replica=3"
+
+
+@pytest.mark.parametrize("doubted", [True, False])
+def test_a_replica_in_doubt_does_not_move_the_level_that_it_is_held_against(monkeypatch, doubted):
+    """Three batches of one that is a quarter off had moved it by 0.8 %, and hidden as much of what is off."""
+    if not doubted:
+        monkeypatch.setattr(Track, "in_doubt", False)
+    rng, monitor = np.random.default_rng(3), Monitor()
+    for step in range(30):
+        behavior = -rng.exponential(1.0, (64, 40)) - 0.5
+        off = rng.normal(0, 0.01, behavior.shape)
+        if step >= 15:
+            off[1::4] *= 1.25
+        decision = monitor.observe(
+            behavior_logprobs=behavior, old_logprobs=np.minimum(behavior + off, 0), versions=step, trainer_version=step,
+            groups={"replica": [place % 4 for place in range(64)]},
+        )  # fmt: skip
+        if not decision.train:
+            break
+    assert decision.reasons[0].where == "replica=1"
+    assert (decision.baseline.growth < 1.003) is doubted

@@ -8,7 +8,6 @@ from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.core.completion import EngineFingerprint
 from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.baseline import WARM_UP, Baseline, WarmUp, of_canary
-from zerodrift.monitor.batch import BatchSums, over_ranks
 from zerodrift.monitor.decision import Code, Gap, State
 from zerodrift.monitor.monitor import Monitor
 from zerodrift.monitor.rewards import BoundReward, Output, digest_of
@@ -201,51 +200,7 @@ def test_whoever_gives_no_versions_is_told_at_once_and_again():
     assert codes == [[Code.NOT_OBSERVED], [], [], [Code.NOT_OBSERVED]]
 
 
-# --- ranks and archive --------------------------------------------------------------------------------------------
-
-
-def split(given, ranks):
-    for rank in range(ranks):
-        yield {
-            name: value[rank::ranks] if isinstance(value, np.ndarray) else value
-            for name, value in given.items()
-        }
-
-
-def test_ranks_decide_by_the_same_sums_as_one():
-    rng = np.random.default_rng(4)
-    given = [batch(rng, rewards=rng.random(SEQUENCES)) for _ in range(WARM_UP)] + [batch(rng, nats=0.03)]
-    alone = Monitor()
-    whole = [alone.observe(**each) for each in given]
-    sent: list[bytes] = []
-    collect = Monitor(gather=lambda mine: sent.append(mine) or [mine])
-    for each in given:
-        sent.clear()
-        for part in split(each, 2):
-            probe = Monitor(gather=lambda mine: sent.append(mine) or [mine])
-            probe._state = collect._state
-            probe.observe(**part)
-        together = Monitor(gather=lambda _, parts=tuple(sent): parts)
-        together._state = collect._state
-        decision = together.observe(**next(split(each, 2)))
-        collect._state = together._state
-    assert decision.state is whole[-1].state is State.QUARANTINE
-    assert decision.tokens == whole[-1].tokens
-    assert decision.mismatch.k3 == pytest.approx(whole[-1].mismatch.k3)
-    assert decision.mismatch.token_ess == pytest.approx(whole[-1].mismatch.token_ess)
-    assert [reason.code for reason in decision.reasons] == [reason.code for reason in whole[-1].reasons]
-
-
-def test_one_rank_with_a_nan_quarantines_all():
-    sound = BatchSums(tokens=5)
-    rng = np.random.default_rng(0)
-    other = []
-    broken = batch(rng)
-    broken["behavior_logprobs"][0, 0] = np.nan
-    Monitor(gather=lambda mine: other.append(mine) or [mine]).observe(**broken)
-    monitor = Monitor(gather=lambda mine: [mine, *other])
-    assert monitor.observe(**batch(rng)).state is State.QUARANTINE
-    assert over_ranks(sound, lambda mine: [mine, mine]).tokens == 10
+# --- archive ----------------------------------------------------------------------------------------------------
 
 
 class Kept:

@@ -1,9 +1,12 @@
 """What an archive would refuse is refused before anything is decided; and what trips, trips, archived or not."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 
-from zerodrift.core.errors import InvalidValue
+from zerodrift.core.errors import ArchiveLocked, InvalidValue, RecordError
 from zerodrift.monitor.decision import Code, State
 from zerodrift.monitor.monitor import Monitor
 from zerodrift.monitor.rewards import BoundReward, Output
@@ -166,3 +169,154 @@ def test_a_rewind_hides_no_engine_that_nobody_sees():
     unseen = batch(versions=2)
     found = [monitor.observe(**unseen) for _ in range(110)]
     assert any(Code.NOT_OBSERVED in codes(decision) for decision in found)
+
+
+GIVEN = batch()
+BEHAVIOR, OLD = GIVEN["behavior_logprobs"], GIVEN["old_logprobs"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"behavior_logprobs": BEHAVIOR + 0j},
+        {"behavior_logprobs": BEHAVIOR < -1},
+        {"behavior_logprobs": BEHAVIOR.astype(str)},
+        {"behavior_logprobs": np.zeros((ROWS, TOKENS), dtype="M8[s]")},
+        {"behavior_logprobs": np.ma.masked_array(BEHAVIOR, mask=BEHAVIOR < -3)},
+        {"mask": np.full((ROWS, TOKENS), np.nan)},
+        {"mask": np.full((ROWS, TOKENS), -100)},
+        {"mask": np.full((ROWS, TOKENS), 0.5)},
+        {"mask": np.full((ROWS, TOKENS), "no")},
+        {"rescored_logprobs": OLD, "rescored_mask": ["no"] * ROWS},
+        {"rescored_logprobs": OLD, "rescored_mask": np.full(ROWS, np.nan)},
+        {"groups": {"replica=a": [1] * ROWS}},
+        {"groups": {"": [1] * ROWS}},
+        {"groups": {"replica": ["\ud800"] * ROWS}},
+        {"groups": {"replica": ["x" * 300] * ROWS}},
+    ],
+    ids=lambda wrong: next(iter(reversed(wrong))),
+)
+def test_what_numpy_would_read_as_something_else_is_refused(wrong):
+    monitor = Monitor()
+    with pytest.raises(InvalidValue):
+        monitor.observe(**batch(**wrong))
+    assert monitor.remembered.step is None
+
+
+@pytest.mark.parametrize(
+    "mask", [np.ones((ROWS, TOKENS)), np.ones((ROWS, TOKENS), dtype=np.int8), [[True] * TOKENS] * ROWS]
+)
+def test_a_mask_of_any_type_that_says_yes_or_no_will_do(mask):
+    assert Monitor().observe(**batch(mask=mask)).tokens == ROWS * TOKENS
+
+
+@pytest.mark.parametrize(
+    "nothing", [{}, {"versions": [], "groups": {"replica": []}, "rewards": []}], ids=["bare", "all"]
+)
+def test_a_batch_of_nothing_is_nothing_to_judge(nothing):
+    found = Monitor().observe(behavior_logprobs=[], old_logprobs=[], trainer_version=3, **nothing)
+    assert codes(found) == [Code.NOTHING_TO_JUDGE]
+    assert not found.train
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"config": {"least_ess": 0.2}},
+        {"actions": {"quarantine": print}},
+        {"archive": object()},
+        {"gather": 3},
+        {"correction": 3},
+        {"baseline": 3},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_would_fail_at_the_first_bad_batch_is_refused_at_once(wrong):
+    with pytest.raises(InvalidValue):
+        Monitor(**wrong)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda monitor: monitor.retake([["a"] * 3000], [["b"] * 3000]),
+        lambda monitor: monitor.retake(np.full(3000, 1.0), np.full(3000, 1.0)),
+        lambda monitor: monitor.compare_rewards(["a"] * 30, [1.0] * 30),
+        lambda monitor: monitor.restore({}),
+    ],
+)
+def test_so_is_what_the_other_calls_cannot_read(call):
+    with pytest.raises(InvalidValue):
+        call(Monitor())
+
+
+def test_a_canary_may_be_ragged():
+    rows = [[-1.0] * 1000, [-1.0] * 1500]
+    assert Monitor().retake(rows, rows).source == "canary"
+
+
+def test_a_correction_that_clips_in_place_hides_nothing():
+    def clipped(ratios):
+        return np.minimum(ratios, 1.0, out=ratios)
+
+    found = Monitor(correction=clipped).observe(**batch()).ratios
+    assert found.raw_max > 1.0
+    assert found.corrected_max == 1.0
+    assert found.changed > 0.3
+
+
+def test_of_two_monitors_on_one_path_the_second_to_write_is_refused(tmp_path):
+    """It would have written OK over a halt."""
+    first, second = (Monitor(path=tmp_path / "state.json") for _ in range(2))
+    for _ in range(3):
+        first.observe(**batch(0.5))
+    with pytest.raises(ArchiveLocked):
+        second.observe(**batch())
+    assert Monitor(path=tmp_path / "state.json").state is State.HALT
+    assert first.observe(**batch()).state is State.HALT
+
+
+def test_a_state_that_was_removed_is_written_again(tmp_path):
+    monitor = Monitor(path=tmp_path / "state.json")
+    monitor.observe(**batch())
+    (tmp_path / "state.json").unlink()
+    monitor.observe(**batch())
+    assert Monitor(path=tmp_path / "state.json").remembered.step == 1
+
+
+@pytest.mark.parametrize("place", ["/proc/self/nowhere", "/proc/self/nowhere/below"])
+def test_a_directory_that_cannot_be_made_is_named(place):
+    with pytest.raises(RecordError, match="nowhere"):
+        Monitor(directory=place)
+
+
+def test_a_state_that_a_backup_put_back_is_ours_still(tmp_path):
+    monitor = Monitor(path=tmp_path / "state.json")
+    monitor.observe(**batch())
+    (tmp_path / "copy.json").write_bytes((tmp_path / "state.json").read_bytes())
+    (tmp_path / "copy.json").replace(tmp_path / "state.json")
+    assert monitor.observe(**batch()).step == 1
+
+
+def test_a_fork_writes_nothing_beside_the_monitor_that_it_was(tmp_path):
+    monitor = Monitor(path=tmp_path / "state.json")
+    monitor.observe(**batch())
+    child = os.fork()
+    if not child:
+        try:
+            monitor.observe(**batch(0.5))
+        except RecordError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert monitor.observe(**batch()).state is State.OK
+
+
+def test_an_archive_that_is_gone_is_named(tmp_path):
+    monitor = Monitor(archive=tmp_path / "archive", healthy_every=1)
+    monitor.observe(**batch())
+    shutil.rmtree(tmp_path / "archive")
+    with pytest.raises(RecordError, match="cannot be written"):
+        monitor.observe(**batch())
+    with pytest.raises(RecordError, match="cannot be written"):
+        monitor.close()

@@ -137,7 +137,9 @@ class Archive:
         ]
 
     def _size(self, piece: str) -> int:
-        return journal_path(self._directory, piece).stat().st_size
+        path = journal_path(self._directory, piece)
+        with room_for(path):
+            return path.stat().st_size
 
     def _write(self, piece: str, encoded: Encoded, batch: ArchivedBatch) -> None:
         path, now = journal_path(self._directory, piece), time.time()
@@ -158,7 +160,8 @@ class Archive:
             os.close(handle)
 
     def _seal(self, kept: Kept) -> None:
-        seal(self._directory, self._index, self._pieces[kept])
+        with room_for(journal_path(self._directory, self._pieces[kept])):
+            seal(self._directory, self._index, self._pieces[kept])
         del self._pieces[kept]
         self._clear()
 
