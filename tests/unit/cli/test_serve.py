@@ -37,6 +37,14 @@ def token(tmp_path):
         (["--shadow-of", "http://127.0.0.1:1", "--max-num-seqs", "5"], "--max-num-seqs"),
         (["--shadow-of", "http://127.0.0.1:1", "--shadow-key-env", "ZERODRIFT_NOT_SET"], "ZERODRIFT_NOT_SET"),
         (["--shadow-of", "http://127.0.0.1:1/v1"], "http://HOST:PORT"),
+        (["--receipts", "r"], "--shadow-of"),
+        (["--shadow-of", "http://127.0.0.1:1", "--require-receipt"], "--receipts DIR"),
+        (["--shadow-of", "http://127.0.0.1:1", "--receipts", "r"], "zerodrift sync key receipt.key"),
+        (["--shadow-of", "http://127.0.0.1:1", "--receipts", "r", "--receipt-key", "k"], "--weight-root"),
+        (
+            "--shadow-of http://127.0.0.1:1 --receipts r --receipt-key k --weight-root .".split(),
+            "zerodrift sync key PATH",
+        ),
         (["--shadow-of", "http://192.0.2.1:1", "--host", "0.0.0.0"], "--unsafe-allow-unauthenticated"),
     ],
 )

@@ -36,6 +36,7 @@ from zerodrift.serve.shadow.chosen import ChosenCall
 from zerodrift.serve.shadow.control import Forwarded, ShadowControl
 from zerodrift.serve.shadow.drain import Drain
 from zerodrift.serve.shadow.figures import ShadowFigures
+from zerodrift.serve.shadow.receipts import ShadowReceipts
 from zerodrift.serve.shadow.routes import BY_PATH, GENERATE, PASS
 from zerodrift.serve.shadow.salted import salted
 from zerodrift.serve.shadow.scorer import ShadowScorer
@@ -43,7 +44,7 @@ from zerodrift.serve.shadow.upstream import Headers, Upstream, UpstreamAnswer, U
 from zerodrift.serve.shadow.versions import EngineVersions, RequestPassage
 
 log = logging.getLogger("zerodrift.serve")
-VERSION = b"x-zerodrift-weight-version"
+VERSION, RECEIPT = b"x-zerodrift-weight-version", b"x-zerodrift-receipt"
 METRICS_S = 5.0
 ASKED_S = 30.0
 """For what neither generates nor changes anything."""
@@ -74,6 +75,7 @@ class ShadowParts(NamedTuple):
     control: ShadowControl
     scorer: ShadowScorer | None
     figures: ShadowFigures
+    receipts: ShadowReceipts | None = None
 
 
 class ShadowApp:
@@ -154,7 +156,7 @@ class ShadowApp:
 
     async def _generate(self, connection: Connection, asked: PassedCall, limit: asyncio.Timeout) -> int:
         parts = self._parts
-        passage = await parts.drain.admit()
+        passage = await self._admitted()
         chosen = None
         try:
             asked.body.content = await _salted(asked.body.content, parts.versions, passage)
@@ -182,7 +184,25 @@ class ShadowApp:
             if chosen is not None:
                 chosen.forget()
             self._left(passage)
-        return await _whole(connection, found, [(VERSION, passage.told.encode())])
+        return await _whole(connection, found, self._says(passage))
+
+    async def _admitted(self) -> RequestPassage:
+        receipts, drain = self._parts.receipts, self._parts.drain
+        while True:
+            if receipts is not None:
+                await receipts.admit()
+            passage = await drain.admit()
+            if receipts is None or receipts.lets_in:
+                return passage
+            # Weights changed while it waited for those before.
+            drain.leave(passage)
+
+    def _says(self, passage: RequestPassage) -> list[tuple[bytes, bytes]]:
+        """Headers of an answer that generates."""
+        found = [(VERSION, passage.told.encode())]
+        if (receipts := self._parts.receipts) is not None:
+            found.append((RECEIPT, receipts.told(passage).encode()))
+        return found
 
     async def _stream(
         self,
@@ -192,7 +212,7 @@ class ShadowApp:
         chosen: ChosenCall | None,
     ) -> None:
         """Each piece as it comes; of those that are to be scored a copy is kept."""
-        headers = [*answer.headers, (VERSION, passage.told.encode())]
+        headers = [*answer.headers, *self._says(passage)]
         await send(connection, {"type": "http.response.start", "status": answer.status, "headers": headers})
         async for piece in answer.pieces:
             if chosen is not None:

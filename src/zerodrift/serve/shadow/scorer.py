@@ -47,6 +47,10 @@ class Switch(NamedTuple):
     """The same weights, under another number."""
 
 
+Job = Callable[[int | None], None]
+"""Called with the version that the reference holds; None: another one's."""
+
+
 class _Offered(NamedTuple):
     kept: KeptCall
     version: int
@@ -60,7 +64,7 @@ class ShadowScorer:
     ) -> None:
         """One answer in `every` is scored, 0: none; `ask_facts` may take its time."""
         self.reference, self._every, self._ask_facts, self._mismatch = reference, every, ask_facts, mismatch
-        self._queue: queue.SimpleQueue[_Offered | Switch | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Offered | Switch | Job | None] = queue.SimpleQueue()
         self._asked = self._waiting = 0
         self._room = KeptRoom()
         self._mutex = threading.Lock()
@@ -105,6 +109,10 @@ class ShadowScorer:
                 del self._weights[min(self._weights)]
         self._queue.put(change._replace(weights=None))
 
+    def behind(self, job: Job) -> None:
+        """To be called in this thread, behind everything that was offered and switched before."""
+        self._queue.put(job)
+
     def close(self) -> None:
         """What waits is not scored any more."""
         self._stopping = True
@@ -115,6 +123,9 @@ class ShadowScorer:
         while (found := self._queue.get()) is not None and not self._stopping:
             if isinstance(found, Switch):
                 self._switched(found)
+                continue
+            if not isinstance(found, _Offered):
+                found(self._version)
                 continue
             try:
                 self._scored(found)
