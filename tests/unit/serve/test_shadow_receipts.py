@@ -1,5 +1,6 @@
 """A receipt at each update that passes: before a real server, which takes the update, loses it, or gets another one behind the proxy's back."""
 
+import asyncio
 import json
 import threading
 import time
@@ -12,12 +13,17 @@ from shadowing import shadowing
 from zerodrift import models
 from zerodrift.cli.main import main
 from zerodrift.models.directory import WEIGHTS
+from zerodrift.serve.errors import CallRefused
+from zerodrift.serve.shadow import receipts as shadow_receipts
+from zerodrift.serve.shadow.figures import ShadowFigures
+from zerodrift.serve.shadow.receipts import CanariesUnasked, ReceiptState, ShadowReceipts, TakenReceipt
+from zerodrift.serve.shadow.versions import EngineVersions
 from zerodrift.sync.key import create_key, read_key
 from zerodrift.sync.ledger import ReceiptLedger
 
 COMPLETIONS, RECEIPT = "/v1/completions", "x-zerodrift-receipt"
 ASK = {"prompt": [5, 6, 7], "max_tokens": 2}
-TOKENS = 512
+TOKENS = 400
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +234,125 @@ def test_an_engine_that_is_lost_is_vouched_for_by_nobody(before, root, tmp_path,
         while metric(proxy, "receipt_confirmed"):
             assert proxy.post(COMPLETIONS, ASK).status == 502
             assert time.monotonic() < deadline
+
+
+class Scripted:
+    """Both sides, which come to what a test says: an outcome, or an exception."""
+
+    def __init__(self, *outcomes):
+        self.outcomes, self.asked, self.open = list(outcomes), [], []
+
+    def take(self, due):
+        self.asked.append((due.version, due.label, due.first))
+        found = self.outcomes.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def leave_open(self, due, why):
+        self.open.append(why)
+        return TakenReceipt(ReceiptState.INCONCLUSIVE, "open", why)
+
+
+CONFIRMED = TakenReceipt(ReceiptState.CONFIRMED, "good", "")
+
+
+def run(scenario, *outcomes):
+    """`scenario(versions, receipts, taker)` on a loop whose jobs are done at once, by a reference that holds every version."""
+
+    async def main():
+        versions, taker, figures = EngineVersions(), Scripted(*outcomes), ShadowFigures()
+        receipts = ShadowReceipts(versions, taker, lambda job: job(versions.number), figures, required=True)
+        await scenario(versions, receipts, taker)
+        return taker, figures.receipts
+
+    return asyncio.run(main())
+
+
+def update(versions, receipts, label=None):
+    versions.begin()
+    receipts.begin()
+    versions.end(changed=True)
+    receipts.changed(label)
+    receipts.look()
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(shadow_receipts, "RETRY_S", 0.0)
+
+
+def test_an_engine_that_cannot_be_asked_is_asked_again_and_told_of_once(at_once):
+    async def scenario(versions, receipts, taker):
+        await receipts.ready()
+        update(versions, receipts, "step 1")
+        while not receipts.lets_in:
+            await asyncio.sleep(0.001)
+
+    gone = CanariesUnasked("nobody answers")
+    taker, counted = run(scenario, None, gone, gone, CONFIRMED)
+    assert taker.asked == [(0, None, True), *[(1, "step 1", False)] * 3]
+    assert len(taker.open) == 1
+    assert counted == {"unasked": 2, "confirmed": 1}
+
+
+def test_the_first_update_waits_until_the_engine_was_asked_once_more(at_once):
+    """It came after the proxy, and is there when the update comes."""
+
+    async def scenario(versions, receipts, taker):
+        await asyncio.sleep(0.05)
+        await receipts.ready()
+        assert not taker.outcomes
+        await receipts.ready()
+
+    taker, _ = run(scenario, CanariesUnasked("nobody answers"), None)
+    assert taker.asked == [(0, None, True)] * 2
+
+
+def test_while_the_engine_is_paused_it_is_not_asked(at_once):
+    async def scenario(versions, receipts, taker):
+        await receipts.ready()
+        versions.pause()
+        receipts.begin()
+        update(versions, receipts, "step 1")
+        await asyncio.sleep(0)
+        assert len(taker.asked) == 1
+        versions.resume()
+        receipts.look()
+        await receipts.admit()
+
+    assert run(scenario, None, CONFIRMED)[1] == {"confirmed": 1}
+
+
+def test_a_taker_that_fails_vouches_for_nothing_and_the_next_one_may():
+    async def scenario(versions, receipts, taker):
+        await receipts.ready()
+        update(versions, receipts)
+        with pytest.raises(CallRefused) as refusal:
+            await receipts.admit()
+        assert refusal.value.status == 424
+        update(versions, receipts)
+        await receipts.admit()
+
+    assert run(scenario, None, RuntimeError("a bug"), CONFIRMED)[1] == {"failed": 1, "confirmed": 1}
+
+
+def test_a_request_that_waits_is_let_in_by_the_receipt_and_not_by_the_update():
+    async def scenario(versions, receipts, taker):
+        await receipts.ready()
+        versions.begin()
+        receipts.begin()
+        waiting = asyncio.create_task(receipts.admit())
+        await asyncio.sleep(0.01)
+        versions.end(changed=True)
+        receipts.changed("step 1")
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        receipts.look()
+        await waiting
+        passage = versions.enter()
+        assert receipts.told(passage) == "confirmed good"
+        versions.begin()
+        assert receipts.told(passage) == "none"
+
+    run(scenario, None, CONFIRMED)

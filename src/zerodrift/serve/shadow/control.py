@@ -100,6 +100,8 @@ class ShadowControl:
 
     async def _pause(self, query: bytes, forward: Forward) -> Forwarded:
         self._drain.hold()
+        if self._receipts is not None:
+            self._receipts.begin()
         try:
             # Under the two other modes the engine ends what is in flight by itself.
             if parse_qs(query.decode("latin-1")).get("mode") == ["keep"]:
@@ -110,6 +112,7 @@ class ShadowControl:
             return answer
         finally:
             self._drain.let_go()
+            self._look()
 
     async def _change(self, handler: str, content: bytes, forward: Forward) -> Forwarded:
         told = told_of(handler, content)

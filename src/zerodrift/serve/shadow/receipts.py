@@ -20,10 +20,10 @@ from zerodrift.serve.shadow.scorer import Job
 from zerodrift.serve.shadow.versions import EngineVersions, RequestPassage
 
 log = logging.getLogger("zerodrift.serve")
-RETRY_S = 5.0
-"""After an engine that could not be asked about its canaries."""
+RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
+"""After an engine that could not be asked about its canaries; twice as long each time."""
 READY_S = 30.0
-"""That the first update waits for what the engine says before it."""
+"""That the first control call waits for what the engine says before it."""
 
 
 NOTED, OVERTAKEN, UNREAD, UNASKED, FAILED = "noted", "overtaken", "unread", "unasked", "failed"
@@ -101,11 +101,12 @@ class ShadowReceipts:
         self._versions, self._taker, self._enqueue, self._figures = versions, taker, enqueue, figures
         self._required = required
         self._loop = asyncio.get_running_loop()
-        self._ready, self._news = asyncio.Event(), asyncio.Event()
+        self._tried, self._news = asyncio.Event(), asyncio.Event()
         self._epoch = 0
-        """Grows with every call that may change weights or their label."""
+        """Grows with every call that may change weights or their label, and with every pause."""
         self._asked: int | None = None
-        """Epoch of the job that is under way."""
+        """Epoch of what was asked last."""
+        self._retry_s = RETRY_S
         self._label: str | None
         self._state: ReceiptState
         self._last: TakenReceipt | None
@@ -115,20 +116,24 @@ class ShadowReceipts:
 
     async def ready(self) -> None:
         """Until it is known what the engine said before the first update, which has nothing to be held against otherwise."""
+        if not (self._owed and self._state is ReceiptState.STARTED and self._is_settled):
+            return
+        if self._tried.is_set():
+            # It was not there when it was asked last, and may be now.
+            self._again(self._epoch)
         try:
             async with asyncio.timeout(READY_S):
-                await self._ready.wait()
+                await self._tried.wait()
         except TimeoutError:
             log.warning("in %g s the engine did not say what it is before the first update", READY_S)
-            self._ready.set()
 
     def begin(self) -> None:
-        """From here on weights may change: a receipt that is being taken would be of neither version."""
+        """From here on weights may change, or nothing is answered: a receipt that is being taken would be of neither version."""
         self._epoch += 1
+        self._retry_s = RETRY_S
 
     def changed(self, label: str | None) -> None:
         """They may have changed, or have another label."""
-        self._ready.set()
         self._owe(ReceiptState.PENDING, label)
 
     def look(self) -> None:
@@ -185,6 +190,7 @@ class ShadowReceipts:
     def _ask(self) -> None:
         epoch, versions = self._epoch, self._versions
         self._asked = epoch
+        self._tried.clear()
         first = self._state is ReceiptState.STARTED
         due = ReceiptDue(
             versions.number, self._label, versions.fresh_salt(), lambda: self._epoch == epoch, first
@@ -205,11 +211,12 @@ class ShadowReceipts:
             self._figures.receipts[outcome] += 1
         if epoch != self._epoch:
             return
+        self._tried.set()
         if outcome == UNASKED:
-            self._loop.call_later(RETRY_S, self._again, epoch)
+            self._loop.call_later(self._retry_s, self._again, epoch)
+            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
         else:
             self._owed = False
-            self._ready.set()
         if self._state is ReceiptState.STARTED:
             return
         if taken is not None:
@@ -218,7 +225,7 @@ class ShadowReceipts:
             self._become(ReceiptState.INCONCLUSIVE, None)
 
     def _again(self, epoch: int) -> None:
-        if epoch == self._epoch:
+        if epoch == self._epoch and self._tried.is_set():
             self._asked = None
             self.look()
 

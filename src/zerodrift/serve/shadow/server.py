@@ -54,7 +54,7 @@ class ShadowServer:
 
     def __init__(self, access: ServeAccess, settings: ShadowSettings) -> None:
         """The address is looked at and the model is loaded here; the engine may come later."""
-        self._access, self._settings = access, settings
+        self._access, self.settings = access, settings
         self.figures = ShadowFigures()
         self._upstream = Upstream(settings.url, settings.key)
         self._facts = HttpClient(settings.url, api_key=settings.key, timeout_s=FACTS_S, concurrency=1)
@@ -67,7 +67,7 @@ class ShadowServer:
         self._server: QuietServer | None = None
 
     def _opened(self) -> CanaryTaker | None:
-        settings = self._settings
+        settings = self.settings
         if settings.receipts is None:
             return None
         assert settings.receipt_key is not None, "receipts are sealed"
@@ -87,7 +87,7 @@ class ShadowServer:
         self._server.should_exit = True
 
     async def _run(self, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
-        settings, versions = self._settings, EngineVersions()
+        settings, versions = self.settings, EngineVersions()
         scorer = None
         if self.reference is not None:
             scorer = ShadowScorer(
