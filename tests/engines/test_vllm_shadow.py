@@ -5,6 +5,7 @@ import contextlib
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -170,8 +171,31 @@ def vouched(proxy):
     return answer.status, answer.headers.get("x-zerodrift-receipt"), ledger.receipts
 
 
-def test_an_update_has_its_receipt_and_so_has_one_of_nothing(receipts, checkpoints):
-    with opened(receipts.url, api_key=ADMIN) as through:
+@contextlib.contextmanager
+def busy(engine):
+    """Others generate all the while."""
+    over, made = threading.Event(), []
+
+    def generate():
+        with opened(engine) as backend:
+            while not over.is_set():
+                asked = [
+                    Request(Prompt((5, 6, seed)), SamplingParams(max_tokens=32, seed=0)) for seed in range(8)
+                ]
+                made.extend(backend.generate(asked))
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
+    assert made
+
+
+def test_an_update_has_its_receipt_and_so_has_one_of_nothing(engine, receipts, checkpoints):
+    with opened(receipts.url, api_key=ADMIN) as through, busy(engine):
         through.load_weights(checkpoints / "B", WeightVersion("step 1"))
         status, says, [of_b] = vouched(receipts)
         assert (status, says) == (200, f"confirmed {of_b.id}")

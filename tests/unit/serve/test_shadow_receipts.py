@@ -148,6 +148,17 @@ def test_an_update_of_nothing_is_not_missed(proxy, root):
     assert counted(proxy, "missed") == 0
 
 
+def test_too_few_canaries_decide_nothing_and_say_how_many_would(before, root, key, tmp_path):
+    with before(receipt_tokens=64) as proxy:
+        push(proxy, root / "B", "step 1")
+        assert settled(proxy)[0] == "inconclusive"
+        streamed = proxy.post(COMPLETIONS, ASK | {"stream": True})
+    [receipt] = ledger(tmp_path, key).receipts
+    assert receipt.needed > 64
+    assert streamed.headers[RECEIPT] == f"inconclusive {receipt.id}"
+    assert streamed.events
+
+
 def test_an_update_without_a_label_is_measured_by_its_numbers(proxy, root, key, tmp_path):
     assert proxy.admin("/update_weights", {"weight_dir": str(root / "B")}).status == 200
     assert settled(proxy)[0] == "confirmed"
@@ -162,7 +173,7 @@ def test_an_update_that_cannot_be_read_says_so_and_the_next_one_is_measured_over
     push(proxy, root / "B", "in parts", names=names)
     assert settled(proxy)[0] == "inconclusive"
     [receipt] = ledger(tmp_path, key).receipts
-    assert "could not be read here" in receipt.message
+    assert "in a way that it cannot read" in receipt.message
     assert counted(proxy, "unread") == 1
     push(proxy, root / "C", "step 2")
     assert settled(proxy)[0] == "confirmed"

@@ -238,7 +238,10 @@ def _taken(
         if not due.is_current():
             return OVERTAKEN, None
         if not due.first and held != due.version:
-            return UNREAD, taker.leave_open(due, "the weights that were sent could not be read here")
+            return UNREAD, taker.leave_open(
+                due,
+                "the proxy does not know the weights: they came in a way that it cannot read, or the call failed",
+            )
         try:
             found = taker.take(due)
         except CanariesUnasked as error:
