@@ -200,7 +200,8 @@ def test_one_that_the_next_update_overtakes_is_thrown_away(proxy, root, key, tmp
         assert go_on.wait(30)
         return found
 
-    proxy.admin("/resume")  # control calls wait until it is known what the engine says before any update
+    proxy.admin("/pause?mode=keep")  # it waits until it is known what the engine says before any update
+    proxy.admin("/resume")
     monkeypatch.setattr(VllmBackend, "score", slowly)
     push(proxy, root / "B", "step 1")
     assert asked.wait(30)
@@ -307,11 +308,12 @@ def test_an_engine_that_cannot_be_asked_is_asked_again_and_told_of_once(at_once)
     assert counted == {"unasked": 2, "confirmed": 1}
 
 
-def test_the_first_update_waits_until_the_engine_was_asked_once_more(at_once):
+def test_the_first_update_waits_until_the_engine_was_asked_once_more():
     """It came after the proxy, and is there when the update comes."""
 
     async def scenario(versions, receipts, taker):
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
+        assert taker.outcomes
         await receipts.ready()
         assert not taker.outcomes
         await receipts.ready()

@@ -71,16 +71,16 @@ class ShadowControl:
 
     async def handle(self, handler: str, content: bytes, query: bytes, forward: Forward) -> Forwarded:
         """`forward` passes the call on."""
-        if self._receipts is not None:
-            await self._receipts.ready()
-        if handler == "pause":
-            return await self._pause(query, forward)
         if handler == "resume":
             answer = await forward()
             if answer.ok:
                 self._versions.resume()
                 self._look()
             return answer
+        if self._receipts is not None:
+            await self._receipts.ready()
+        if handler == "pause":
+            return await self._pause(query, forward)
         if handler in ("checker", "sleep"):
             if _keeps_weights(handler, content, query):
                 return await forward()
