@@ -1,9 +1,11 @@
-"""The proxy before a real vLLM: a cache that nobody resets is not hit, samples are held against the trainer, and it costs little."""
+"""The proxy before a real vLLM: a cache that nobody resets is not hit, samples are held against the trainer, every update has its
+receipt, and it costs little."""
 
 import contextlib
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from zerodrift.core.version import WeightVersion
 from zerodrift.models.directory import WEIGHTS
 from zerodrift.sync.canary import random_canary
 from zerodrift.sync.judge import Arrival
+from zerodrift.sync.key import create_key, read_key
 from zerodrift.sync.ledger import ReceiptLedger
 from zerodrift.sync.take import ReceiptTaker
 
@@ -146,6 +149,80 @@ def test_samples_are_scored_by_the_weights_of_each_version(engine, through, prox
     with opened(engine) as behind:
         behind.load_weights(checkpoints / "A", WeightVersion("step 0"))
     assert ask() > 1e-3
+
+
+@pytest.fixture
+def receipts(engine, checkpoints, tmp_path):
+    """A proxy that takes them, the engine at A; and the key of its ledger."""
+    with opened(engine) as backend:
+        backend.load_weights(checkpoints / "A", WeightVersion("step 0"))
+    create_key(tmp_path / "key")
+    told = {"model": str(checkpoints / "A"), "weight_root": checkpoints, "requires_receipt": True}
+    kept = {"receipts": tmp_path / "receipts", "receipt_key": tmp_path / "key", "receipt_tokens": 512}
+    with shadowing(engine, **told, **kept) as served:
+        yield served
+
+
+def vouched(proxy):
+    """Status of a request that waits for the receipt, what its answer says of that, and the whole ledger."""
+    kept = proxy.server.settings
+    answer = proxy.post("/v1/completions", {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 2})
+    ledger = ReceiptLedger(kept.receipts, read_key(kept.receipt_key))
+    return answer.status, answer.headers.get("x-zerodrift-receipt"), ledger.receipts
+
+
+@contextlib.contextmanager
+def busy(engine):
+    """Others generate all the while."""
+    over, made = threading.Event(), []
+
+    def generate():
+        with opened(engine) as backend:
+            while not over.is_set():
+                asked = [
+                    Request(Prompt((5, 6, seed)), SamplingParams(max_tokens=32, seed=0)) for seed in range(8)
+                ]
+                made.extend(backend.generate(asked))
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
+    assert made
+
+
+def test_an_update_has_its_receipt_and_so_has_one_of_nothing(engine, receipts, checkpoints):
+    with opened(receipts.url, api_key=ADMIN) as through, busy(engine):
+        through.load_weights(checkpoints / "B", WeightVersion("step 1"))
+        status, says, [of_b] = vouched(receipts)
+        assert (status, says) == (200, f"confirmed {of_b.id}")
+        assert (of_b.arrival, of_b.told, of_b.slope) == (
+            Arrival.CONFIRMED,
+            "step 1",
+            pytest.approx(1, abs=0.1),
+        )
+        through.load_weights(checkpoints / "B", WeightVersion("step 2"))
+        status, says, [_, of_nothing] = vouched(receipts)
+        assert (status, says) == (200, f"confirmed {of_nothing.id}")
+        assert of_nothing.version.digest == of_b.version.digest
+
+
+def test_an_update_that_never_arrived_under_a_new_label_is_missed_and_nobody_generates(
+    engine, receipts, checkpoints
+):
+    with opened(receipts.url, api_key=ADMIN) as through, opened(engine) as behind:
+        receipts.admin("/pause?mode=wait")
+        through.load_weights(checkpoints / "B", WeightVersion("step 1"))
+        behind.load_weights(checkpoints / "A", WeightVersion("step 1"))
+        receipts.admin("/resume")
+        status, _, [missed] = vouched(receipts)
+        assert (status, missed.arrival, missed.cause) == (424, Arrival.MISSED, "weights/version-label")
+        through.load_weights(checkpoints / "B", WeightVersion("step 1"))
+        status, says, [_, again] = vouched(receipts)
+        assert (status, says) == (200, f"confirmed {again.id}")
 
 
 @pytest.fixture

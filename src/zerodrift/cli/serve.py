@@ -7,11 +7,11 @@ import typer
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
-from zerodrift.cli.serve_shadow import checked, run_shadow
+from zerodrift.cli.serve_shadow import check_receipts, checked, run_shadow
 from zerodrift.cli.served_at import ServedAt
 from zerodrift.core.errors import ConfigError, MissingExtra
 
-PORT, RESCORE_EVERY = 8000, 100
+PORT, RESCORE_EVERY, RECEIPT_TOKENS = 8000, 100, 1024
 ROLES = ("serving", "training")
 OF_ENGINE = (
     "state",
@@ -24,7 +24,15 @@ OF_ENGINE = (
     "max_lora_rank",
 )
 """Options that say nothing to a proxy."""
-OF_SHADOW = ("shadow_key_env", "rescore_every", "drain_updates")
+OF_SHADOW = (
+    "shadow_key_env",
+    "rescore_every",
+    "drain_updates",
+    "receipts",
+    "receipt_key",
+    "receipt_tokens",
+    "require_receipt",
+)
 
 
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
@@ -85,6 +93,19 @@ def command(
     drain_updates: Annotated[
         bool, typer.Option("--drain-updates", help="Of a proxy: no request is alive across an update.")
     ] = False,
+    receipts: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Of a proxy: take a receipt at each update, into DIR.")
+    ] = None,
+    receipt_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What seals them: `zerodrift sync key FILE` makes it.")
+    ] = None,
+    receipt_tokens: Annotated[
+        int, typer.Option(min=256, help="Canary tokens that both sides are asked about.")
+    ] = RECEIPT_TOKENS,
+    require_receipt: Annotated[
+        bool,
+        typer.Option("--require-receipt", help="Of a proxy: nobody generates by an update without one."),
+    ] = False,
 ) -> None:
     """Serve a model to RL clients, with the trainer's own bits.
 
@@ -110,8 +131,9 @@ def command(
     SIGTERM lets what is in flight come to its end first.
 
     With --shadow-of URL it is a proxy before a vLLM: requests pass as they
-    are, with a cache salt that changes with the weights, and one answer in
-    so many is scored by MODEL. See docs/serve.md, "In front of a vLLM".
+    are, with a cache salt that changes with the weights, one answer in so
+    many is scored by MODEL, and with --receipts every update is measured.
+    See docs/serve.md, "In front of a vLLM".
     """
     if role not in ROLES:
         raise ConfigError(f"--role is {role!r}; use one of {', '.join(ROLES)}")
@@ -138,10 +160,12 @@ def command(
         bodies_bytes=max(8 * max_body_mb, 64) * 2**20,
         drain_s=drain_s,
     )
-    if shadow_of is not None and rescore_every == 0 and (weight_root is not None or _is_typed(ctx, "dtype")):
+    scores = rescore_every > 0 or receipts is not None
+    if shadow_of is not None and not scores and (weight_root is not None or _is_typed(ctx, "dtype")):
         raise ConfigError(
             "--weight-root and --dtype are of what scores, and --rescore-every 0 scores nothing; leave them out"
         )
+    check_receipts(receipts, receipt_key, weight_root, required=require_receipt)
     key = None if shadow_of is None else checked(shadow_of, shadow_key_env)
     where = ServedAt(host, port, admin_port, allow_host or [], token, admin_token_file)
     if shadow_of is not None:
@@ -154,6 +178,10 @@ def command(
             dtype=dtype,
             weight_root=weight_root,
             drains=drain_updates,
+            receipts=receipts,
+            receipt_key=receipt_key,
+            receipt_tokens=receipt_tokens,
+            requires_receipt=require_receipt,
             limits=limits,
         )
         return

@@ -29,6 +29,29 @@ def checked(url: str, key_env: str | None) -> str | None:
     return key
 
 
+def check_receipts(
+    directory: Path | None, key: Path | None, weight_root: Path | None, *, required: bool
+) -> None:
+    """What a receipt needs is there, before a model is loaded."""
+    from zerodrift.sync.key import read_key
+
+    if directory is None:
+        if key is not None or required:
+            raise ConfigError(
+                "--receipt-key and --require-receipt are of receipts; say where to write them: --receipts DIR"
+            )
+        return
+    if key is None:
+        raise ConfigError(
+            "receipts are sealed: make a key with `zerodrift sync key receipt.key`, and name it: --receipt-key receipt.key"
+        )
+    if weight_root is None:
+        raise ConfigError(
+            "--receipts holds updates against what was sent, and reads none without --weight-root DIR"
+        )
+    read_key(key)
+
+
 def run_shadow(where: ServedAt, **settings: Any) -> None:
     """Until it is told to stop; `settings` as in ShadowSettings."""
     from zerodrift.serve.shadow.routes import BY_PATH
@@ -38,7 +61,7 @@ def run_shadow(where: ServedAt, **settings: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="zerodrift-serve-") as directory:
         access, path = where.access(Path(directory))
         with Bar() as bar:
-            if told.rescore_every:
+            if told.rescore_every or told.receipts:
                 bar.stage("load the model")
             server = ShadowServer(access._replace(routes=BY_PATH), told)
         console.say(f"in front of {told.url}")

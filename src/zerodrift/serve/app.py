@@ -70,11 +70,13 @@ class App:
     async def _answer(self, connection: Connection, path: str, where: str) -> int:
         try:
             route = self._access.admit(caller_of(connection.scope, path))
-            async with self._bodies.read(connection, takes=route.body is not None) as content:
+            async with self._bodies.read(connection, takes=route.body is not None) as held:
                 query = _query_of(route, connection.scope["query_string"])
-                large = len(content) > LARGE_BODY_BYTES
+                large = len(held.content) > LARGE_BODY_BYTES
                 body = (
-                    await asyncio.to_thread(_body_of, route, content) if large else _body_of(route, content)
+                    await asyncio.to_thread(_body_of, route, held.content)
+                    if large
+                    else _body_of(route, held.content)
                 )
                 call = Call(route, body, query)
         except CallRefused as refusal:

@@ -31,53 +31,77 @@ class Connection(NamedTuple):
     send: Send
 
 
+class HeldBody:
+    """The body of one call, counted for as long as it is held."""
+
+    def __init__(self, among: "Bodies") -> None:
+        self.content = b""
+        self._among, self._size = among, 0
+
+    def grow(self, size: int) -> None:
+        """Some of it has come."""
+        self._size += size
+        self._among.held += size
+
+    def let_go(self) -> None:
+        """Nobody needs it any more. Safe to call twice."""
+        self.content = b""
+        self._among.held -= self._size
+        self._size = 0
+
+
 class Bodies:
-    """Those that are being read, all together within one limit."""
+    """Those that are held, all together within one limit."""
 
     def __init__(self, limits: ServeLimits) -> None:
         self._limits = limits
-        self._reading = 0
-        """Bytes that are held now."""
+        self.held = 0
+        """Bytes, now."""
 
     @asynccontextmanager
-    async def read(self, connection: Connection, *, takes: bool) -> AsyncIterator[bytes]:
-        """The whole body of a route that `takes` one, held for as long as the context lasts."""
+    async def read(self, connection: Connection, *, takes: bool) -> AsyncIterator[HeldBody]:
+        """The whole body of a route that `takes` one, held for as long as the context lasts, or until it is let go."""
         headers = dict(connection.scope["headers"])
         promised = headers.get(b"content-length", b"")
         # Anybody may call some of the routes without a body, and must not hold the memory of those with one.
         most = self._limits.body_bytes if takes else NO_BODY_BYTES
         if promised and (not promised.isdigit() or len(promised) > 18 or int(promised) > most):
             raise CallRefused(413, f"a body has at most {most} bytes", code="limit")
-        content = bytearray()
+        body = HeldBody(self)
         try:
-            async with asyncio.timeout(BODY_S):
-                more = True
-                while more:
-                    message = await connection.receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    piece, more = message.get("body", b""), message.get("more_body", False)
-                    self._check_size(len(content) + len(piece), len(piece), most)
-                    content += piece
-                    self._reading += len(piece)
+            try:
+                async with asyncio.timeout(BODY_S):
+                    body.content = await self._whole(connection, body, most)
+            except TimeoutError:
+                raise CallRefused(408, f"the body did not come within {BODY_S:g} s", code="timeout") from None
             media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            if content and media != b"application/json":
+            if body.content and media != b"application/json":
                 raise CallRefused(
                     415, "a body is JSON, and says so: Content-Type: application/json", code="body/media"
                 )
-            yield bytes(content)
-        except TimeoutError:
-            raise CallRefused(408, f"the body did not come within {BODY_S:g} s", code="timeout") from None
+            yield body
         finally:
-            self._reading -= len(content)
+            body.let_go()
+
+    async def _whole(self, connection: Connection, body: HeldBody, most: int) -> bytes:
+        content, more = bytearray(), True
+        while more:
+            message = await connection.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            piece, more = message.get("body", b""), message.get("more_body", False)
+            self._check_size(len(content) + len(piece), len(piece), most)
+            content += piece
+            body.grow(len(piece))
+        return bytes(content)
 
     def _check_size(self, length: int, new: int, most: int) -> None:
         if length > most:
             raise CallRefused(413, f"a body has at most {most} bytes", code="limit")
-        if self._reading + new > self._limits.bodies_bytes:
+        if self.held + new > self._limits.bodies_bytes:
             raise CallRefused(
                 429,
-                "too many large bodies are being read; come again",
+                "too many large bodies are held; come again",
                 code="limit",
                 headers={"retry-after": "1"},
             )

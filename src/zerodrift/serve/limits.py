@@ -27,7 +27,7 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     body_bytes: int = 8 * 2**20
     """512 prompts of 2,000 tokens are 6 MiB of JSON."""
     bodies_bytes: int = 64 * 2**20
-    """Of all bodies that are being read together."""
+    """Of all bodies that are held together."""
     connections: int = 1024
     prompts: int = 1024
     """In one request; TRL sends a whole batch as one."""

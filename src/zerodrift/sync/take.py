@@ -96,13 +96,16 @@ class ReceiptTaker:
             self._last = after
         return receipt
 
-    def hold(self, version: WeightVersion) -> None:
+    def hold(
+        self, version: WeightVersion, message: str = "an update was sent, and no receipt was taken since"
+    ) -> Receipt:
         """`version` was sent, or is about to be: nothing is known until a receipt is taken."""
         nothing = np.zeros(2)
         scores = CanaryScores(nothing, nothing, nothing, nothing, np.arange(2))
-        message = "an update was sent, and no receipt was taken since"
         finding = judge(scores, {}, SideFacts())._replace(message=message, needed=self.canary.tokens)
-        self.ledger.append(self._written(finding, scores, None, version))
+        receipt = self._written(finding, scores, None, version)
+        self.ledger.append(receipt)
+        return receipt
 
     def _moment(self, model: Any, version: WeightVersion) -> _Moment:
         engine = self.canary.flat("the engine", self.engine.score(self.canary.sequences))

@@ -14,6 +14,7 @@ import pytest
 from zerodrift.cli.main import main
 
 TOKEN = "a-token-of-some-length"
+SHADOW = ("--shadow-of", "http://127.0.0.1:1")
 
 
 @pytest.fixture
@@ -34,9 +35,17 @@ def token(tmp_path):
         (["--host", "192.0.2.1", "--unsafe-allow-unauthenticated"], "cannot listen"),
         (["--drain-updates"], "--shadow-of"),
         (["--rescore-every", "5"], "--shadow-of"),
-        (["--shadow-of", "http://127.0.0.1:1", "--max-num-seqs", "5"], "--max-num-seqs"),
-        (["--shadow-of", "http://127.0.0.1:1", "--shadow-key-env", "ZERODRIFT_NOT_SET"], "ZERODRIFT_NOT_SET"),
+        ([*SHADOW, "--max-num-seqs", "5"], "--max-num-seqs"),
+        ([*SHADOW, "--shadow-key-env", "ZERODRIFT_NOT_SET"], "ZERODRIFT_NOT_SET"),
         (["--shadow-of", "http://127.0.0.1:1/v1"], "http://HOST:PORT"),
+        (["--receipts", "r"], "--shadow-of"),
+        ([*SHADOW, "--require-receipt"], "--receipts DIR"),
+        ([*SHADOW, "--receipts", "r"], "zerodrift sync key receipt.key"),
+        ([*SHADOW, "--receipts", "r", "--receipt-key", "k"], "--weight-root"),
+        (
+            [*SHADOW, "--receipts", "r", "--receipt-key", "k", "--weight-root", "."],
+            "zerodrift sync key PATH",
+        ),
         (["--shadow-of", "http://192.0.2.1:1", "--host", "0.0.0.0"], "--unsafe-allow-unauthenticated"),
     ],
 )

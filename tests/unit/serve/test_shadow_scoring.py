@@ -77,9 +77,9 @@ def streamed(logprobs):
     return b"".join(event({"choices": [delta]}) for delta in deltas) + event("[DONE]")
 
 
-def passed(path, answer, asked=None, version=0):
+def passed(path, answer, asked=None):
     content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return Passed(path, json.dumps(asked or {}).encode(), content, isinstance(answer, bytes), version)
+    return Passed(path, json.dumps(asked or {}).encode(), content, isinstance(answer, bytes))
 
 
 GOOD = {"choices": [completion([-1.0, -2.0])]}
@@ -188,24 +188,35 @@ def scorer():
     found.close()
 
 
+def offer(scorer, path, answer, version=0):
+    """The next one that is chosen."""
+    while (chosen := scorer.choose(path, b"{}")) is None:
+        pass
+    chosen.add(json.dumps(answer).encode())
+    scorer.offer(chosen, version, streamed=False)
+    chosen.forget()
+
+
 def settled(scorer):
     """All that waits has been looked at."""
     deadline = time.monotonic() + 10
     while scorer._queue.qsize() or scorer._waiting:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    assert scorer._room._taken == 0
     return scorer._mismatch
 
 
 def test_one_answer_in_so_many_is_chosen(scorer):
-    assert [scorer.chooses() for _ in range(7)] == [False, False, True, False, False, True, False]
+    chosen = [scorer.choose(COMPLETIONS, b"{}") is not None for _ in range(7)]
+    assert chosen == [False, False, True, False, False, True, False]
 
 
 def test_samples_are_held_against_the_weights_that_made_them(scorer):
-    scorer.offer(passed(COMPLETIONS, GOOD))
+    offer(scorer, COMPLETIONS, GOOD)
     scorer.switch(Switch(1, {"value": -2.0}))
-    scorer.offer(passed(COMPLETIONS, GOOD, version=1))
-    scorer.offer(passed(COMPLETIONS, GOOD, version=0))  # its answer came late
+    offer(scorer, COMPLETIONS, GOOD, version=1)
+    offer(scorer, COMPLETIONS, GOOD, version=0)  # its answer came late
     seen = settled(scorer)
     assert (seen.samples, seen.tokens, seen.absolute) == (2, 4, 2.0)
     assert seen.unscored == {"weights": 1}
@@ -213,12 +224,12 @@ def test_samples_are_held_against_the_weights_that_made_them(scorer):
 
 def test_weights_that_nobody_read_score_nothing_until_some_are(scorer):
     scorer.switch(Switch(1, None))
-    scorer.offer(passed(COMPLETIONS, GOOD, version=1))
+    offer(scorer, COMPLETIONS, GOOD, version=1)
     scorer.switch(Switch(2, None, keeps=True))
-    scorer.offer(passed(COMPLETIONS, GOOD, version=2))
+    offer(scorer, COMPLETIONS, GOOD, version=2)
     scorer.switch(Switch(3, {"value": -1.0}))
     scorer.switch(Switch(4, None, keeps=True))
-    scorer.offer(passed(COMPLETIONS, GOOD, version=4))
+    offer(scorer, COMPLETIONS, GOOD, version=4)
     seen = settled(scorer)
     assert (seen.samples, seen.unscored) == (1, {"weights": 2})
 
@@ -233,11 +244,11 @@ def test_of_models_that_wait_for_their_turn_the_newest_are_kept(scorer, monkeypa
         return [-1.0] * len(tokens)
 
     monkeypatch.setattr(scorer.reference, "score", score)
-    scorer.offer(passed(COMPLETIONS, GOOD))
+    offer(scorer, COMPLETIONS, GOOD)
     assert scoring.wait(10)
     for version in range(1, 6):
         scorer.switch(Switch(version, {"value": -1.0}))
-        scorer.offer(passed(COMPLETIONS, GOOD, version=version))
+        offer(scorer, COMPLETIONS, GOOD, version=version)
         assert len(scorer._weights) <= MODELS
     go_on.set()
     seen = settled(scorer)
@@ -255,13 +266,13 @@ def test_one_token_that_is_very_far_off_does_not_end_the_sum():
 
 def test_a_reference_that_fails_is_not_the_end(scorer):
     scorer.switch(Switch(1, {"value": 5.0}))
-    scorer.offer(passed(COMPLETIONS, GOOD, version=1))
+    offer(scorer, COMPLETIONS, GOOD, version=1)
     settled(scorer)
     scorer.switch(Switch(2, {"wrong": 5.0}))
-    scorer.offer(passed(COMPLETIONS, GOOD, version=2))
-    scorer.offer(passed(COMPLETIONS, {"choices": [{"index": {}}]}, version=2))
+    offer(scorer, COMPLETIONS, GOOD, version=2)
+    offer(scorer, COMPLETIONS, {"choices": [{"index": {}}]}, version=2)
     scorer.switch(Switch(3, {"value": -1.0}))
-    scorer.offer(passed(COMPLETIONS, GOOD, version=3))
+    offer(scorer, COMPLETIONS, GOOD, version=3)
     seen = settled(scorer)
     assert (seen.samples, seen.unscored) == (1, {"refused": 1, "weights": 2})
 

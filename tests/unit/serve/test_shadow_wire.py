@@ -23,6 +23,9 @@ class Transport:
     def write(self, data):
         """Nobody is there."""
 
+    def set_write_buffer_limits(self, high):
+        """It takes all at once."""
+
     def is_closing(self):
         return False
 

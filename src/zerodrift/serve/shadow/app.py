@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zerodrift.backends import sse
@@ -19,6 +20,7 @@ from zerodrift.serve.connection import (
     Bodies,
     ClientGone,
     Connection,
+    HeldBody,
     Receive,
     Send,
     caller_of,
@@ -30,31 +32,33 @@ from zerodrift.serve.connection import (
 from zerodrift.serve.errors import CallRefused
 from zerodrift.serve.limits import LARGE_BODY_BYTES, QUERY_BYTES, ServeLimits
 from zerodrift.serve.routes import Level, ServedRoute
+from zerodrift.serve.shadow.chosen import ChosenCall
 from zerodrift.serve.shadow.control import Forwarded, ShadowControl
 from zerodrift.serve.shadow.drain import Drain
 from zerodrift.serve.shadow.figures import ShadowFigures
+from zerodrift.serve.shadow.receipts import ShadowReceipts
 from zerodrift.serve.shadow.routes import BY_PATH, GENERATE, PASS
 from zerodrift.serve.shadow.salted import salted
-from zerodrift.serve.shadow.samples import Passed
-from zerodrift.serve.shadow.scorer import KEPT_BYTES, ShadowScorer
+from zerodrift.serve.shadow.scorer import ShadowScorer
 from zerodrift.serve.shadow.upstream import Headers, Upstream, UpstreamAnswer, UpstreamFailed
 from zerodrift.serve.shadow.versions import EngineVersions, RequestPassage
 
 log = logging.getLogger("zerodrift.serve")
-VERSION = b"x-zerodrift-weight-version"
+VERSION, RECEIPT = b"x-zerodrift-weight-version", b"x-zerodrift-receipt"
 METRICS_S = 5.0
 ASKED_S = 30.0
 """For what neither generates nor changes anything."""
 _EVENTS, _JSON, _TEXT = sse.MEDIA.encode(), b"application/json", "text/plain; version=0.0.4; charset=utf-8"
 
 
-class PassedCall(NamedTuple):
+@dataclass(eq=False)
+class PassedCall:
     """A call that was let in."""
 
     route: ServedRoute
     query: bytes
     headers: Headers
-    content: bytes
+    body: HeldBody
 
     @property
     def target(self) -> bytes:
@@ -71,6 +75,7 @@ class ShadowParts(NamedTuple):
     control: ShadowControl
     scorer: ShadowScorer | None
     figures: ShadowFigures
+    receipts: ShadowReceipts | None = None
 
 
 class ShadowApp:
@@ -101,17 +106,16 @@ class ShadowApp:
     async def _answer(self, connection: Connection, path: str) -> int:
         try:
             route = self._access.admit(caller_of(connection.scope, path))
-            async with self._bodies.read(connection, takes=route.body is not None) as content:
-                asked = self._asked(connection, route, content)
+            async with self._bodies.read(connection, takes=route.body is not None) as body:
+                work = asyncio.create_task(self._handled(connection, self._asked(connection, route, body)))
+                if route.level is Level.ADMIN:
+                    return await asyncio.shield(work)
+                return await unless_left(connection, work)
         except CallRefused as refusal:
             # What was not read would be taken for the next call.
             return await reply(connection, told(refusal), close=True)
-        work = asyncio.create_task(self._handled(connection, asked))
-        if route.level is Level.ADMIN:
-            return await asyncio.shield(work)
-        return await unless_left(connection, work)
 
-    def _asked(self, connection: Connection, route: ServedRoute, content: bytes) -> PassedCall:
+    def _asked(self, connection: Connection, route: ServedRoute, body: HeldBody) -> PassedCall:
         query = connection.scope["query_string"]
         if len(query) > QUERY_BYTES:
             raise CallRefused(414, f"a query has at most {QUERY_BYTES} bytes", code="limit")
@@ -124,7 +128,7 @@ class ShadowApp:
             for name, value in headers
         ]
         kept = [pair for pair, is_ours in zip(headers, ours, strict=True) if not is_ours]
-        return PassedCall(route, query, kept, content)
+        return PassedCall(route, query, kept, body)
 
     async def _handled(self, connection: Connection, asked: PassedCall) -> int:
         handler = asked.route.handler
@@ -138,7 +142,7 @@ class ShadowApp:
                     found = await self._forward(asked)
                 else:
                     found = await self._parts.control.handle(
-                        handler, asked.content, asked.query, lambda: self._forward(asked)
+                        handler, asked.body.content, asked.query, lambda: self._forward(asked)
                     )
         except (CallRefused, UpstreamFailed, TimeoutError) as error:
             return await reply(connection, told(self._refusal(error, asked.route)))
@@ -152,17 +156,19 @@ class ShadowApp:
 
     async def _generate(self, connection: Connection, asked: PassedCall, limit: asyncio.Timeout) -> int:
         parts = self._parts
-        passage = await parts.drain.admit()
+        passage = await self._admitted()
+        chosen = None
         try:
-            asked = asked._replace(content=await _salted(asked.content, parts.versions, passage))
+            asked.body.content = await _salted(asked.body.content, parts.versions, passage)
+            if parts.scorer is not None:
+                chosen = parts.scorer.choose(asked.route.path, asked.body.content)
             async with self._exchange(asked) as answer:
-                chosen = parts.scorer is not None and answer.status == 200 and parts.scorer.chooses()
                 if answer.media == _EVENTS:
                     # Its end is told in the stream.
                     end = limit.when()
                     limit.reschedule(None)
                     async with self._told_in(connection, asked.route, end):
-                        await self._stream(connection, asked, answer, passage, chosen=chosen)
+                        await self._stream(connection, answer, passage, chosen)
                     return answer.status
                 if answer.status == 200 and answer.media != _JSON:
                     raise UpstreamFailed(
@@ -171,32 +177,50 @@ class ShadowApp:
                         sent=True,
                     )
                 found = Forwarded(answer.status, answer.headers, await answer.whole())
+            if chosen is not None:
+                chosen.add(found.content)
+                self._offer(chosen, answer, passage)
         finally:
+            if chosen is not None:
+                chosen.forget()
             self._left(passage)
-        if chosen:
-            self._offer(asked, found.content, passage, streamed=False)
-        return await _whole(connection, found, [(VERSION, passage.told.encode())])
+        return await _whole(connection, found, self._says(passage))
+
+    async def _admitted(self) -> RequestPassage:
+        receipts, drain = self._parts.receipts, self._parts.drain
+        while True:
+            if receipts is not None:
+                await receipts.admit()
+            passage = await drain.admit()
+            if receipts is None or receipts.lets_in:
+                return passage
+            # Weights changed while it waited for those before.
+            drain.leave(passage)
+
+    def _says(self, passage: RequestPassage) -> list[tuple[bytes, bytes]]:
+        """Headers of an answer that generates."""
+        found = [(VERSION, passage.told.encode())]
+        if (receipts := self._parts.receipts) is not None:
+            found.append((RECEIPT, receipts.told(passage).encode()))
+        return found
 
     async def _stream(
         self,
         connection: Connection,
-        asked: PassedCall,
         answer: UpstreamAnswer,
         passage: RequestPassage,
-        *,
-        chosen: bool,
+        chosen: ChosenCall | None,
     ) -> None:
         """Each piece as it comes; of those that are to be scored a copy is kept."""
-        headers = [*answer.headers, (VERSION, passage.told.encode())]
+        headers = [*answer.headers, *self._says(passage)]
         await send(connection, {"type": "http.response.start", "status": answer.status, "headers": headers})
-        kept = bytearray()
         async for piece in answer.pieces:
-            if chosen and len(kept) <= KEPT_BYTES:
-                kept += piece
+            if chosen is not None:
+                chosen.add(piece)
             await send(connection, {"type": "http.response.body", "body": piece, "more_body": True})
         await send(connection, {"type": "http.response.body", "body": b"", "more_body": False})
-        if chosen:
-            self._offer(asked, bytes(kept), passage, streamed=True)
+        if chosen is not None:
+            self._offer(chosen, answer, passage)
 
     @asynccontextmanager
     async def _told_in(
@@ -220,15 +244,14 @@ class ShadowApp:
         self._parts.drain.leave(passage)
         self._figures.mixed += passage.is_mixed
 
-    def _offer(self, asked: PassedCall, content: bytes, passage: RequestPassage, *, streamed: bool) -> None:
+    def _offer(self, chosen: ChosenCall, answer: UpstreamAnswer, passage: RequestPassage) -> None:
         assert self._parts.scorer is not None, "an answer was chosen and nobody scores"
+        if answer.status != 200:
+            return
         if passage.is_mixed:
             self._figures.mismatch.leave_out("mixed")
-        elif len(content) > KEPT_BYTES:
-            self._figures.mismatch.leave_out("too-large")
         else:
-            passed = Passed(asked.route.path, asked.content, content, streamed, passage.last)
-            self._parts.scorer.offer(passed)
+            self._parts.scorer.offer(chosen, passage.last, streamed=answer.media == _EVENTS)
 
     async def _forward(self, asked: PassedCall) -> Forwarded:
         async with self._exchange(asked) as answer:
@@ -240,7 +263,7 @@ class ShadowApp:
         try:
             # Prometheus gives up after ten seconds.
             async with asyncio.timeout(METRICS_S):
-                found = await self._forward(asked._replace(headers=[(b"accept", b"text/plain")]))
+                found = await self._forward(replace(asked, headers=[(b"accept", b"text/plain")]))
             page = found.content if found.status == 200 else b""
         except (UpstreamFailed, TimeoutError) as error:
             log.warning("the engine's metrics are not there: %s", error)
@@ -251,7 +274,7 @@ class ShadowApp:
     async def _exchange(self, asked: PassedCall) -> AsyncIterator[UpstreamAnswer]:
         try:
             async with self._parts.upstream.exchange(
-                asked.route.method, asked.target, asked.headers, asked.content
+                asked.route.method, asked.target, asked.headers, asked.body.content, asked.body.let_go
             ) as answer:
                 self._figures.up = True
                 yield answer

@@ -17,8 +17,9 @@ from urllib.parse import parse_qs
 from zerodrift.core.errors import ZerodriftError
 from zerodrift.serve.shadow.drain import Drain
 from zerodrift.serve.shadow.figures import ShadowFigures
+from zerodrift.serve.shadow.receipts import ShadowReceipts
 from zerodrift.serve.shadow.scorer import ShadowScorer, Switch
-from zerodrift.serve.shadow.updates import action_of, told_of
+from zerodrift.serve.shadow.updates import UpdateTold, action_of, told_of
 from zerodrift.serve.shadow.upstream import Headers, UpstreamFailed
 from zerodrift.serve.shadow.versions import EngineVersions
 
@@ -55,23 +56,31 @@ class ShadowControl:
     """Of one engine."""
 
     def __init__(
-        self, versions: EngineVersions, drain: Drain, scorer: ShadowScorer | None, figures: ShadowFigures
+        self,
+        versions: EngineVersions,
+        drain: Drain,
+        scorer: ShadowScorer | None,
+        receipts: ShadowReceipts | None,
+        figures: ShadowFigures,
     ) -> None:
         self._versions, self._drain, self._scorer, self._figures = versions, drain, scorer, figures
+        self._receipts = receipts
         self._one_by_one = asyncio.Lock()
         self._sent: list[Weights | None] | None = None
         """What came since start_weight_update; None: no update is open."""
 
     async def handle(self, handler: str, content: bytes, query: bytes, forward: Forward) -> Forwarded:
         """`forward` passes the call on."""
-        if handler == "pause":
-            return await self._pause(query, forward)
         if handler == "resume":
             answer = await forward()
             if answer.ok:
                 self._versions.resume()
-                self._drain.look()
+                self._look()
             return answer
+        if self._receipts is not None:
+            await self._receipts.ready()
+        if handler == "pause":
+            return await self._pause(query, forward)
         if handler in ("checker", "sleep"):
             if _keeps_weights(handler, content, query):
                 return await forward()
@@ -83,11 +92,16 @@ class ShadowControl:
         """The engine is gone, and what it holds when it is back is not known."""
         self._sent = None
         self._versions.lose()
-        self._drain.look()
         self._tell(None)
+        if self._receipts is not None:
+            self._receipts.begin()
+        self._owe(None)
+        self._look()
 
     async def _pause(self, query: bytes, forward: Forward) -> Forwarded:
         self._drain.hold()
+        if self._receipts is not None:
+            self._receipts.begin()
         try:
             # Under the two other modes the engine ends what is in flight by itself.
             if parse_qs(query.decode("latin-1")).get("mode") == ["keep"]:
@@ -98,30 +112,33 @@ class ShadowControl:
             return answer
         finally:
             self._drain.let_go()
+            self._look()
 
     async def _change(self, handler: str, content: bytes, forward: Forward) -> Forwarded:
         told = told_of(handler, content)
         if self._sent is None:
             await self._drain.empty()
         self._versions.begin()
-        self._drain.look()
+        if self._receipts is not None and handler != "adapter":
+            self._receipts.begin()
+        self._look()
         reading = asyncio.create_task(self._read(told.directory))
         answer: Forwarded | None = None
         try:
             answer = await forward()
             weights = await reading
         except UpstreamFailed as error:
-            self._ended(handler, ok=False, sent=error.sent, weights=None)
+            self._ended(handler, told, ok=False, sent=error.sent, weights=None)
             raise
         except BaseException:
-            self._ended(handler, ok=False, sent=True, weights=None)
+            self._ended(handler, told, ok=False, sent=True, weights=None)
             raise
-        self._ended(handler, ok=answer.ok, sent=True, weights=weights)
-        if answer.ok and told.label is not None:
-            self._versions.label = told.label
+        self._ended(handler, told, ok=answer.ok, sent=True, weights=weights)
         return answer
 
-    def _ended(self, handler: str, *, ok: bool, sent: bool, weights: Weights | None) -> None:
+    def _ended(
+        self, handler: str, told: UpdateTold, *, ok: bool, sent: bool, weights: Weights | None
+    ) -> None:
         """What a call has come to."""
         opened = self._sent is not None
         if handler == "start":
@@ -133,6 +150,8 @@ class ShadowControl:
         elif handler in KEEPS:
             self._stay(changed=True)
             self._tell(None, keeps=True)
+            if handler == "relabel":
+                self._owe(told.label)
         elif ok and handler == "update" and self._sent is not None:
             # Of several directories none is the whole of it: no model is held for them.
             self._sent = [None, None] if self._sent else [weights]
@@ -145,13 +164,24 @@ class ShadowControl:
             self._figures.updates[
                 "failed" if not ok else "unread" if len(found) != 1 or found[0] is None else "read"
             ] += 1
-        self._drain.look()
+            self._owe(told.label)
+        self._look()
 
     def _stay(self, *, changed: bool) -> None:
         """The end of a call, and of the change unless an update is open."""
         self._versions.end(changed=changed)
         if self._sent is not None:
             self._versions.begin()
+
+    def _owe(self, label: str | None) -> None:
+        if self._receipts is not None:
+            self._receipts.changed(label)
+
+    def _look(self) -> None:
+        """After anything changed in `versions`."""
+        self._drain.look()
+        if self._receipts is not None:
+            self._receipts.look()
 
     def _tell(self, weights: Weights | None, *, keeps: bool = False) -> None:
         if self._scorer is not None:

@@ -1,4 +1,4 @@
-"""What does the engine say of its logprobs and its adapters? PassedCall beside the requests that pass. Torch-free."""
+"""What does the engine say of its logprobs and its adapters? Asked beside the requests that pass. Torch-free."""
 
 from typing import Any
 

@@ -57,6 +57,10 @@ class ShadowFigures:
         self.answers: Counter[tuple[str, int]] = Counter()
         self.updates: Counter[str] = Counter()
         """By how they ended."""
+        self.receipts: Counter[str] = Counter()
+        """By what they say, or why there is none."""
+        self.confirmed: bool | None = None
+        """Whether one vouches for the weights that the engine has now; None: none are taken."""
         self.failures: Counter[str] = Counter()
         """Calls that the engine did not answer, by code."""
         self.mixed = self.disconnects = 0
@@ -84,6 +88,12 @@ class ShadowFigures:
                 self.updates,
             ),
             *_by(
+                "zerodrift_shadow_receipts_total",
+                "Receipts by what they say, and those that could not be taken",
+                "outcome",
+                self.receipts,
+            ),
+            *_by(
                 "zerodrift_shadow_upstream_failures_total",
                 "Calls without an answer of the engine's",
                 "code",
@@ -106,7 +116,10 @@ class ShadowFigures:
 
     def _numbers(self, versions: EngineVersions) -> list[tuple[str, str, str, float]]:
         seen = self.mismatch
+        says = "Whether a receipt vouches for the weights that the engine has now"
+        confirmed = [] if self.confirmed is None else [("receipt_confirmed", "gauge", says, self.confirmed)]
         return [
+            *confirmed,
             ("upstream_up", "gauge", "Whether the engine answered when it was called last", self.up),
             ("weight_version", "gauge", "Changes of weights that have passed", versions.number),
             ("requests_alive", "gauge", "Requests that generate now", len(versions.alive)),

@@ -20,16 +20,16 @@ class ShadowReference:
 
     def __init__(self, spec: str | Path, dtype: str, root: Path | None) -> None:
         """`root`: below which updates are read; None: none are."""
-        self._model = load_reference(spec, dtype).model
-        self._teacher = Teacher(self._model)
-        self._vocab = int(self._model.get_input_embeddings().weight.shape[0])
+        self.model = load_reference(spec, dtype).model
+        self._teacher = Teacher(self.model)
+        self.vocab_size = int(self.model.get_input_embeddings().weight.shape[0])
         self._root = None if root is None else root.resolve(strict=True)
 
     def read(self, path: str) -> Weights:
         """A whole checkpoint of this model, in its dtype without rounding."""
         if self._root is None:
             raise ModelError("there is no --weight-root DIR below which updates are read")
-        known = self._model.state_dict()
+        known = self.model.state_dict()
         folder = CheckpointFolder(self._root, path)
         try:
             most = 2 * sum(8 * tensor.numel() for tensor in known.values())
@@ -37,7 +37,7 @@ class ShadowReference:
             tensors = {each.name: tensor_of(each, known) for each in found}
         finally:
             folder.close()
-        own = checkpoint_state(self._model)
+        own = checkpoint_state(self.model)
         if lacking := own.keys() - tensors.keys():
             raise ModelError(
                 f"the update has no {min(lacking)!r}; a whole checkpoint is needed to score by it"
@@ -52,13 +52,13 @@ class ShadowReference:
     @torch.no_grad()
     def switch(self, weights: Weights) -> None:
         """To what `read` gave."""
-        for name, tensor in checkpoint_state(self._model).items():
+        for name, tensor in checkpoint_state(self.model).items():
             tensor.copy_(weights[name])
 
     def score(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
         """Raw logprobs of `tokens` behind `prompt`."""
         ids = [*prompt, *tokens]
-        if not prompt or not all(0 <= token < self._vocab for token in ids):
-            raise ModelError(f"ids beyond a vocabulary of {self._vocab}, or no prompt: another model's")
+        if not prompt or not all(0 <= token < self.vocab_size for token in ids):
+            raise ModelError(f"ids beyond a vocabulary of {self.vocab_size}, or no prompt: another model's")
         [scores] = self._teacher.logprobs([ids], [len(prompt)])
         return [float(each) for each in scores]

@@ -60,7 +60,6 @@ class Passed(NamedTuple):
     asked: bytes
     answered: bytes
     streamed: bool
-    version: int
 
 
 class ScorableSample(NamedTuple):

@@ -10,15 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from zerodrift.core.errors import ZerodriftError
+from zerodrift.serve.shadow.chosen import ChosenCall, KeptCall, KeptRoom
 from zerodrift.serve.shadow.figures import Mismatch
-from zerodrift.serve.shadow.samples import Passed, Unscored, UpstreamFacts, samples_of
+from zerodrift.serve.shadow.samples import Unscored, UpstreamFacts, samples_of
 
 log = logging.getLogger("zerodrift.serve")
 WAITING = 64
 """Answers that wait to be scored; more are counted as `busy`."""
-KEPT_BYTES = 32 * 2**20
-"""Of one answer, and of its request."""
-WAITING_BYTES = 256 * 2**20
 MODELS = 2
 """Weights that wait for their turn, each a whole model: where updates come faster than samples are scored, older ones go."""
 
@@ -49,17 +47,26 @@ class Switch(NamedTuple):
     """The same weights, under another number."""
 
 
+Job = Callable[[int | None], None]
+"""Called with the version that the reference holds; None: another one's."""
+
+
+class _Offered(NamedTuple):
+    kept: KeptCall
+    version: int
+
+
 class ShadowScorer:
     """One engine's. `offer` and `switch` never wait."""
 
     def __init__(
         self, reference: Scores, every: int, ask_facts: Callable[[], UpstreamFacts], mismatch: Mismatch
     ) -> None:
-        """One answer in `every` is scored; `ask_facts` may take its time."""
+        """One answer in `every` is scored, 0: none; `ask_facts` may take its time."""
         self.reference, self._every, self._ask_facts, self._mismatch = reference, every, ask_facts, mismatch
-        self._queue: queue.SimpleQueue[Passed | Switch | None] = queue.SimpleQueue()
-        self._answers = 0
-        self._waiting = self._bytes = 0
+        self._queue: queue.SimpleQueue[_Offered | Switch | Job | None] = queue.SimpleQueue()
+        self._asked = self._waiting = 0
+        self._room = KeptRoom()
         self._mutex = threading.Lock()
         self._version: int | None = 0
         """That the reference holds; None: another one's."""
@@ -70,22 +77,28 @@ class ShadowScorer:
         self._thread = threading.Thread(target=self._run, name="zerodrift-shadow", daemon=True)
         self._thread.start()
 
-    def chooses(self) -> bool:
-        """Whether the answer that begins now is one in so many."""
-        self._answers += 1
-        return self._answers % self._every == 0
-
-    def offer(self, passed: Passed) -> None:
-        """One that was chosen, and has ended well."""
-        size = len(passed.asked) + len(passed.answered)
-        with self._mutex:
-            fits = self._waiting < WAITING and self._bytes + size <= WAITING_BYTES
-            if fits:
-                self._waiting, self._bytes = self._waiting + 1, self._bytes + size
-        if fits:
-            self._queue.put(passed)
-        else:
+    def choose(self, path: str, asked: bytes) -> ChosenCall | None:
+        """The request that begins now, where it is one in so many."""
+        self._asked += 1
+        if not self._every or self._asked % self._every:
+            return None
+        if not self._room.take(len(asked)):
             self._mismatch.leave_out("busy")
+            return None
+        return ChosenCall(path, asked, self._room)
+
+    def offer(self, chosen: ChosenCall, version: int, *, streamed: bool) -> None:
+        """One whose answer has ended well, and was made by the weights of `version` alone."""
+        if chosen.left_out is not None or not self._has_place():
+            self._mismatch.leave_out(chosen.left_out or "busy")
+            return
+        self._queue.put(_Offered(chosen.hand_over(streamed=streamed), version))
+
+    def _has_place(self) -> bool:
+        with self._mutex:
+            has = self._waiting < WAITING
+            self._waiting += has
+        return has
 
     def switch(self, change: Switch) -> None:
         """Behind everything that was offered before."""
@@ -95,6 +108,10 @@ class ShadowScorer:
             while len(self._weights) > MODELS:
                 del self._weights[min(self._weights)]
         self._queue.put(change._replace(weights=None))
+
+    def behind(self, job: Job) -> None:
+        """To be called in this thread, behind everything that was offered and switched before."""
+        self._queue.put(job)
 
     def close(self) -> None:
         """What waits is not scored any more."""
@@ -107,6 +124,9 @@ class ShadowScorer:
             if isinstance(found, Switch):
                 self._switched(found)
                 continue
+            if not isinstance(found, _Offered):
+                found(self._version)
+                continue
             try:
                 self._scored(found)
             except Unscored as error:
@@ -116,9 +136,9 @@ class ShadowScorer:
                 log.exception("a sample could not be scored")
                 self._mismatch.leave_out("failed")
             finally:
+                self._room.give_back(found.kept.size)
                 with self._mutex:
                     self._waiting -= 1
-                    self._bytes -= len(found.asked) + len(found.answered)
 
     def _switched(self, change: Switch) -> None:
         self._facts = None
@@ -139,15 +159,15 @@ class ShadowScorer:
                 return
             self._version = change.version
 
-    def _scored(self, passed: Passed) -> None:
-        if passed.version != self._version:
+    def _scored(self, offered: _Offered) -> None:
+        if offered.version != self._version:
             raise Unscored("weights")
         if self._facts is None:
             try:
                 self._facts = self._ask_facts()
             except ZerodriftError as error:
                 raise Unscored("upstream") from error
-        for sample in samples_of(passed, self._facts):
+        for sample in samples_of(offered.kept.passed, self._facts):
             try:
                 self._mismatch.add(sample.logprobs, self.reference.score(sample.prompt, sample.tokens))
             except ZerodriftError as error:

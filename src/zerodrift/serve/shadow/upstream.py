@@ -6,7 +6,7 @@ Nothing is said twice and nothing is remembered: no retry, no cookie, no proxy o
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ class UpstreamFailed(Exception):
     def __init__(self, code: str, message: str, *, sent: bool) -> None:
         """`sent`: it may have got the call, and may have done what it asks."""
         super().__init__(message)
-        self.code, self.message, self.sent = code, message, sent
+        self.code, self.sent = code, sent
 
 
 class UpstreamAnswer(NamedTuple):
@@ -86,13 +86,22 @@ class Upstream:
 
     @asynccontextmanager
     async def exchange(
-        self, method: str, target: bytes, headers: Headers, content: bytes
+        self,
+        method: str,
+        target: bytes,
+        headers: Headers,
+        content: bytes,
+        sent: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[UpstreamAnswer]:
-        """One call, never said twice. `target` is a path, with its query."""
+        """One call, never said twice. `target` is a path, with its query; `sent` is called when `content` is not held here
+        any more."""
         connection = await self._connection()
         ended = False
         try:
             connection.say(method, target, self._sent(headers, content), content)
+            del content
+            await connection.written()
+            sent()
             head = await self._head(connection)
             if 300 <= head.status_code < 400:
                 raise UpstreamFailed(

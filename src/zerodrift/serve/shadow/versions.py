@@ -47,8 +47,6 @@ class EngineVersions:
     """Of one engine. Only the event loop calls."""
 
     number: int = 0
-    label: str | None = None
-    """As the trainer called the weights last."""
     paused: bool = False
     changing: bool = False
     """From a call that may change weights until its end, or from start to finish of an update."""
@@ -77,6 +75,11 @@ class EngineVersions:
         digits, because vLLM 0.32 takes 128 at most and refuses some."""
         told = (self._origin, str(passage.first), passage.own_salt or "", "" if own is None else f"={own}")
         return hashlib.sha256("\0".join(told).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def fresh_salt(self) -> str:
+        """That no request has, nor will have."""
+        own = secrets.token_hex(16)
+        return self.salt(RequestPassage(self.number, self.number, own_salt=own), None)
 
     def begin(self) -> None:
         """From here on weights may change."""
@@ -110,4 +113,3 @@ class EngineVersions:
         self.resume()
         self.begin()
         self.end(changed=True)
-        self.label = None

@@ -22,6 +22,8 @@ class EngineConnection(asyncio.Protocol):
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
         self._news: asyncio.Future[None] | None = None
         self._held = 0
+        self._writing = False
+        """Some of a request was not taken yet."""
         self._transport: Any = None
         self.idle_since = 0.0
         self.lost: Exception | None = None
@@ -29,6 +31,17 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It can be written to."""
         self._transport = transport
+        # Told of the first byte that is left to write, and of the last.
+        self._transport.set_write_buffer_limits(0)
+
+    def pause_writing(self) -> None:
+        """The engine, and the system before it, take no more for now."""
+        self._writing = True
+
+    def resume_writing(self) -> None:
+        """Nothing is left to write."""
+        self._writing = False
+        self._wake()
 
     def data_received(self, data: bytes) -> None:
         """Some of an answer."""
@@ -55,6 +68,11 @@ class EngineConnection(asyncio.Protocol):
         parts.append(self._http.send(h11.EndOfMessage()))
         self._transport.write(b"".join(part for part in parts if part))
 
+    async def written(self) -> None:
+        """Until nothing of the request is held here, or an answer comes before that."""
+        while self._writing and not self._held and self.lost is None:
+            await self._wait()
+
     async def event(self) -> h11.Event:
         """The next of an answer. h11.RemoteProtocolError where it is none, or ends before its end."""
         while True:
@@ -69,13 +87,12 @@ class EngineConnection(asyncio.Protocol):
             if self._held > HELD_BYTES:
                 self._transport.resume_reading()
             self._held = 0
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
+            await self._wait()
 
     def again(self) -> bool:
         """Whether it is good for another call."""
-        # What came behind the answer would be taken for the next one.
-        clean = self.lost is None and self._http.trailing_data == (b"", False)
+        # What came behind the answer would be taken for the next one; what is left to write, for the next request.
+        clean = self.lost is None and not self._writing and self._http.trailing_data == (b"", False)
         if clean and self._http.our_state is self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
             return True
@@ -95,6 +112,10 @@ class EngineConnection(asyncio.Protocol):
     def close(self) -> None:
         """At once, whatever was under way."""
         self._transport.abort()
+
+    async def _wait(self) -> None:
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
