@@ -44,8 +44,8 @@ class Checker:
 
     def __init__(self, checkpoints: list[Path]) -> None:
         """`checkpoints`: every set of weights that may be served, the first among them."""
-        self._engine = Engine(MODEL, num_blocks=64)
-        self._numeric = self._engine.fingerprint().numeric
+        self.engine = Engine(MODEL, num_blocks=64)
+        self._numeric = self.engine.fingerprint().numeric
         loaded = [exact.prepare(models.load(str(path))) for path in checkpoints]
         self._models = {model_digest(model): model for model in loaded}
         self._published: dict[str, Published] = {}
@@ -89,7 +89,7 @@ class Checker:
             return  # by `check_adapted`
         if kept or self.samples % REPLAYED == 0:
             self.replayed += 1
-            found = replay(self._engine, self._as_output(told), self._weights_of)
+            found = replay(self.engine, self.as_output(told), self.weights_of)
             self._compare(told, found.token_ids, found.logprobs)
         else:
             logprobs = [self._scored(span.digest, told)[span.start : span.end] for span in told.spans]
@@ -161,16 +161,16 @@ class Checker:
     def _scored(self, digest: str, told: Told) -> list[float]:
         """By the trainer's own forward over the whole sequence."""
         one = told._replace(spans=[Span("one", digest, 0, len(told.tokens))])
-        [row] = exact.token_logprobs(self._models[digest], [self._as_output(one)])
+        [row] = exact.token_logprobs(self._models[digest], [self.as_output(one)])
         return row.tolist()
 
-    def _as_output(self, told: Told) -> Output:
+    def as_output(self, told: Told) -> Output:
         """As the engine had it."""
         spans = told.spans
         past, lineage = self._passes(told, spans)
         return Output(
             prompt_token_ids=tuple(told.prompt), token_ids=tuple(told.tokens), logprobs=tuple(told.logprobs),
-            kind=self._engine.mode.kind, sampling=self._sampling(told), finish_reason=FinishReason.LENGTH,
+            kind=self.engine.mode.kind, sampling=self._sampling(told), finish_reason=FinishReason.LENGTH,
             versions=tuple(VersionSpan(_version(each), each.start, each.end) for each in spans),
             fingerprint="", sample_index=told.index, lineage=lineage, past=past, request_id=told.kind,
             numeric=self._numeric,
@@ -204,12 +204,12 @@ class Checker:
     def _sampling(self, told: Told) -> SamplingParams:
         return SamplingParams(**told.sampling) if told.sampling else SamplingParams(seed=0)
 
-    def _weights_of(self, version: WeightVersion) -> StagedWeights:
+    def weights_of(self, version: WeightVersion) -> StagedWeights:
         return StagedWeights(self._tensors(version.digest), version)
 
     @cache  # noqa: B019  one checker lives as long as the run
     def _tensors(self, digest: str) -> Mapping[str, torch.Tensor]:
-        staged = self._engine.stage_weights(checkpoint_state(self._models[digest]), "again")
+        staged = self.engine.stage_weights(checkpoint_state(self._models[digest]), "again")
         assert staged.version.digest == digest
         return staged.tensors
 
