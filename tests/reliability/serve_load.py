@@ -1,4 +1,4 @@
-"""64 streams against the engine alone, side by side: `serve_load.py [--pairs 5] [--streams 64] [--tokens 64]`.
+"""64 streams against the engine alone, side by side: `serve_load.py [--pairs 5] [--streams 64] [--tokens 64] [--model MODEL]`.
 
 In turns, on the same requests: the engine in this process, and a server of its own process whose answers are streamed to this
 one. All tokens must be the same, bit for bit. Throughput is told by the clock and by the processor time of whoever has the engine:
@@ -117,12 +117,13 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--model", default=MODEL)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    engine = Engine(MODEL, max_num_seqs=options.streams)
-    ratios, lost = [], 0
+    engine = Engine(options.model, max_num_seqs=options.streams)
+    ratios, lost, extra_us = [], 0, []
     limits = ("--max-num-seqs", str(options.streams), "--max-waiting", str(options.streams))
-    with tempfile.TemporaryDirectory() as root, served(Path(root), *limits, model=MODEL) as server:
+    with tempfile.TemporaryDirectory() as root, served(Path(root), *limits, model=options.model) as server:
         client = Client(server.url)
         health = Health(client)
         for pair in range(-1, options.pairs):  # the first warms up
@@ -138,6 +139,7 @@ def main() -> int:
             own, expected = alone(engine, prompts, params)
             lost += sum(one != other for one, other in zip(got, expected, strict=True))
             if pair >= 0 and not pair % 2:
+                extra_us.append(1e6 * (over.processor_s - own.processor_s) / options.streams / options.tokens)
                 ratios.append(Took(own.wall_s / over.wall_s, own.processor_s / over.processor_s))
         health.over.set()
         told = beyond(client, options.streams)
@@ -145,9 +147,10 @@ def main() -> int:
     by_processor = [each.processor_s for each in ratios]
     sys.stdout.write(
         f"{options.pairs} rounds of {options.streams} streams: {lost} with other tokens than the engine alone\n"
-        f"throughput over HTTP / the engine's own: by the clock {statistics.median(by_clock):.3f} {sorted(by_clock)[0]:.3f} to "
-        f"{sorted(by_clock)[-1]:.3f}, by processor time {statistics.median(by_processor):.3f} {sorted(by_processor)[0]:.3f} to "
-        f"{sorted(by_processor)[-1]:.3f}\n"
+        f"throughput over HTTP / the engine's own: by the clock {statistics.median(by_clock):.3f} ({min(by_clock):.3f} to "
+        f"{max(by_clock):.3f}), by processor time {statistics.median(by_processor):.3f} ({min(by_processor):.3f} to "
+        f"{max(by_processor):.3f})\n"
+        f"processor time that HTTP adds to a token: {statistics.median(extra_us):.0f} µs\n"
         f"/health: median {statistics.median(health.ms):.1f} ms, p99 {statistics.quantiles(health.ms, n=100)[-1]:.1f} ms of "
         f"{len(health.ms)}\n"
         f"beyond the queue: {told}\n"
