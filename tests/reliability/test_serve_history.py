@@ -39,8 +39,8 @@ class Witness:
         self.client, self.trainer = Client(url), Client(url, TOKEN)
         self.checkpoints, self.draw = checkpoints, random.Random(seed)
         self.events: list[history.AnyEvent] = [
-            history.Kept(what="the admin token", text=TOKEN),
-            history.Kept(what="the text of a prompt", text=SECRET_TEXT),
+            history.Private(what="the admin token", text=TOKEN),
+            history.Private(what="the text of a prompt", text=SECRET_TEXT),
         ]
         self.told: dict[str, Told] = {}
         self.left: list[str] = []

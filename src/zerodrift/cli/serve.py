@@ -1,6 +1,5 @@
 """`zerodrift serve`: the exact engine behind the routes of vLLM and OpenAI."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,9 +171,6 @@ def command(
 
 
 def _run(model: str, options: dict[str, Any], where: ServedAt, settings: Any) -> None:
-    # oneDNN keeps 1024 kernels by itself, one for each matrix of every length that was ever asked for: half a MiB each, and
-    # 0.2 ms to make one again. Those of decoding are a few dozen. Read when it first multiplies; changes no bit.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     import tempfile
 
     from zerodrift.serve.server import RolloutServer

@@ -105,7 +105,7 @@ class Finished(Event, frozen=True, kw_only=True):
     how: Literal["complete", "error", "aborted"]
 
 
-class Kept(Event, frozen=True, kw_only=True):
+class Private(Event, frozen=True, kw_only=True):
     """Something that nobody but its owner may read from here on."""
 
     what: str
@@ -138,7 +138,7 @@ AnyEvent = (
     | Alone
     | Accepted
     | Finished
-    | Kept
+    | Private
     | Logged
     | Sized
 )
@@ -177,7 +177,7 @@ class _Checker:
         self._ended: dict[str, Ended] = {}
         self._waiting: set[str] = set()
         self._finished: set[str] = set()
-        self._secrets: list[Kept] = []
+        self._secrets: list[Private] = []
 
     def take(self, place: int, event: AnyEvent) -> None:
         self._place = place
@@ -280,7 +280,7 @@ class _Checker:
         for request in sorted(self._waiting):
             self._break("I5", f"{request!r} was accepted, and never ended")
 
-    def _take_kept(self, event: Kept) -> None:
+    def _take_private(self, event: Private) -> None:
         self._secrets.append(event)
 
     def _take_logged(self, event: Logged) -> None:
