@@ -10,7 +10,7 @@ BROWSER := tests/browser
 # In order: by number of tests, as is usual, the files with few and long ones come last, and one core waits for them.
 QUICK := -m "not engines and not browser and not long and not gpu" --ignore=tests/faults -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo demo-vllm test faults faults-long faults-full history bench check venv smollm2 vllm llama-cpp trl engines \
+.PHONY: demo demo-vllm test faults faults-long faults-full history bench check venv smollm2 vllm llama-cpp trl verifiers engines \
 	test-engines engines-full v0-v1 trl-vllm test-browser coverage profiles-long property-long exam long clean
 
 demo: venv ## three faults planted and found, on a built-in model
@@ -107,7 +107,10 @@ llama-cpp: ## a real llama.cpp, out of a wheel
 trl: ## a real TRL for CPU in its own environment
 	engines/install trl-1.16.0
 
-engines: vllm llama-cpp ## those, and the vLLM before
+verifiers: ## a real client of prime-rl's rollouts in its own environment
+	engines/install verifiers-0.4.0
+
+engines: vllm llama-cpp verifiers ## those, and the vLLM before
 	engines/install vllm-0.28.0
 
 # Half of the time is servers that start on one core, so two files at a time.

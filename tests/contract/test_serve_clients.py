@@ -8,6 +8,8 @@ from pathlib import Path
 
 import openai
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "serve"))
 
@@ -20,7 +22,11 @@ from zerodrift.serve.parameters import SAMPLING
 
 HERE = Path(__file__).parent
 ENGINES = HERE.parents[1] / ".engines"
-VLLM, TRL = ENGINES / "vllm-0.32.0", ENGINES / "trl-1.16.0"
+VLLM, TRL, VERIFIERS = ENGINES / "vllm-0.32.0", ENGINES / "trl-1.16.0", ENGINES / "verifiers-0.4.0"
+OF_QWEN = (
+    "<|endoftext|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "</think>",
+)  # fmt: skip
+"""Tokens that the renderer of Qwen3 needs, and no built-in model has."""
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +158,37 @@ def test_every_sampling_parameter_of_vllm_is_in_the_table():
         pytest.skip(f"{VLLM.name} is not in .engines")
     text = path.read_text().partition("class SamplingParams(")[2].partition("def ")[0]
     assert {*re.findall(r"^    ([a-z]\w*):", text, re.MULTILINE)} == SAMPLING.keys()
+
+
+def with_tokens(path, added):
+    """A built-in model whose tokenizer has more of them."""
+    models.materialise(MODEL, path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.add_tokens([*added], special_tokens=True)
+    tokenizer.save_pretrained(path)
+    model = models.load(str(path))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(path)
+    return tokenizer
+
+
+@pytest.mark.engines
+@pytest.mark.long
+def test_verifiers_train_client(tmp_path):
+    """prime-rl's: it renders turns itself, the second out of the tokens of the first, and reads ids and logprobs back."""
+    tokenizer = with_tokens(tmp_path / "model", OF_QWEN)
+    path = str(tmp_path / "model")
+    stops = tuple(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+    for served in serve(tmp_path, model=path):
+        told = json.loads(in_environment(VERIFIERS, "verifiers_client.py", served.url, path).splitlines()[-1])
+    for seed, turn in enumerate(told, start=1):
+        sampling = SamplingParams(max_tokens=6, seed=seed, stop_token_ids=stops)
+        [output] = Engine(path).generate([turn["prompt_ids"]], sampling)
+        assert turn["completion_ids"] == list(output.token_ids)
+        assert turn["logprobs"] == list(output.logprobs)
+    first, second = told
+    assert (first["bridged"], second["bridged"]) == (False, True)
+    before = first["prompt_ids"] + first["completion_ids"]
+    assert second["prompt_ids"][: len(before)] == before

@@ -1,17 +1,18 @@
 """A training whose rollouts a `zerodrift serve` of its own process makes: the same weights as in one process, bit for bit."""
 
-import os
-import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from serving_process import PATIENCE_S, TOKEN
+from serving_process import served as served_process
 
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.config.load import load
@@ -32,44 +33,7 @@ SMALL = (
     f"model.path={MODEL}", "sampling_defaults.max_tokens=3", "train.groups=3", "train.samples=4", "train.warmup_steps=3",
     "train.rescore_one_in=1", "train.checkpoint_every=3", "train.steps=6",
 )  # fmt: skip
-TOKEN = "a-token-of-tests-alone"
-PATIENCE_S = 120
-
-
-class Server:
-    """A process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self.process, self.url = process, url
-
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(PATIENCE_S)
-
-
-@contextmanager
-def served(root: Path, *options: str, model: str = MODEL) -> Iterator[Server]:
-    """Listens on a free port, reads weights below `root`, and takes the token in `root`/token."""
-    token = root / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "zerodrift.cli.main", "serve", model, "--port", "0", "--weight-root", str(root),
-            "--admin-token-file", str(token), *options,
-        ],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        address = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert address, line
-        yield Server(process, address[0])
-    finally:
-        process.kill()
-        process.wait(PATIENCE_S)
-        process.stdout.close()
+served = partial(served_process, model=MODEL)
 
 
 def config(root, url, *settings):

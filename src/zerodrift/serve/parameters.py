@@ -82,10 +82,23 @@ SAMPLING: Mapping[str, ParameterRow] = {
     ),
     "thinking_token_budget": _refused("it forces tokens that were not sampled"),
     "repetition_detection": _refused("it ends outputs by another rule than the trainer knows"),
-    "routed_experts_prompt_start": _refused("routed experts are not reported", [0]),
+    "routed_experts_prompt_start": _honoured(
+        "routed experts are not reported, from wherever they would begin"
+    ),
     "trace_decode_token_ids": _refused("score given tokens at /v1/token_logprobs"),
 }
 """All public fields of SamplingParams in vLLM 0.32; a test compares the two."""
+
+TEXT: Mapping[str, ParameterRow] = {
+    name: SAMPLING[name]._replace(neutral=(None, True, False))
+    for name in (
+        "detokenize",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "include_stop_str_in_output",
+    )
+}
+"""Those of the text, where ids alone are answered: none asks for anything there. `renderers` sends one with every request."""
 
 OPENAI: Mapping[str, ParameterRow] = {
     "echo": _refused(

@@ -18,6 +18,7 @@ from zerodrift.serve.parameters import (
     GENERATE,
     OPENAI,
     SAMPLING,
+    TEXT,
     ParameterRow,
     refused_in,
     without_refused,
@@ -129,6 +130,11 @@ class VllmSampling(SamplingBody, kw_only=True):
 
     logprobs: Count | None = None
     output_kind: Annotated[int, Meta(ge=0, le=2)] | None = None
+    routed_experts_prompt_start: Count | None = None
+    """Of what is not reported."""
+
+
+_REFUSED_OF_IDS = {**VllmSampling.refused, **TEXT}
 
 
 class GenerateBody(Body, kw_only=True):
@@ -188,7 +194,8 @@ def as_body(told: Mapping[str, Any], kind: type[B]) -> B:
     """An object as one of ours."""
     fields = without_refused(told, kind.refused)
     if kind is GenerateBody and isinstance(inner := fields.get("sampling_params"), dict):
-        fields["sampling_params"] = without_refused(inner, VllmSampling.refused, "sampling_params.")
+        refused = VllmSampling.refused if fields.get("output_mode") == "text" else _REFUSED_OF_IDS
+        fields["sampling_params"] = without_refused(inner, refused, "sampling_params.")
     if unknown := sorted(fields.keys() - {*kind.__struct_fields__}):
         near = difflib.get_close_matches(unknown[0][:80], kind.__struct_fields__, 1)
         hint = f"; did you mean {near[0]}?" if near else ""

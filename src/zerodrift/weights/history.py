@@ -1,14 +1,19 @@
-"""Did an engine keep its promises about weights? A pure function over what happened, in its order. Torch-free.
+"""Did an engine keep its promises? A pure function over what happened, in its order. Torch-free.
 
 I1  version truth    every token has the bits of the weights and the KV that it names
 I2  atomic update    every step runs on the one version that is published, with the very digest that was committed
 I3  no stale KV      KV of another version is looked back on only after a publication with `keep`, and then it is said
 I4  compare-and-set  a publication follows the version that was current, and no two versions that serve have one label
+I5  no silent loss   a request that was accepted ends once: complete, with an error, or aborted
 I7  isolation        a request has the bits in company that it has alone
 I8  bounded          nothing that is counted exceeds its cap
+I9  discretion       no secret and no text of a prompt stands in a log
+
+I6 is the trainer's: no poisoned batch reaches the optimiser after the breaker opened (`train/loop.py`).
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -87,6 +92,32 @@ class Alone(Event, frozen=True, kw_only=True):
     bits: tuple[tuple[int, str], ...]
 
 
+class Accepted(Event, frozen=True, kw_only=True):
+    """A request was taken: from here on somebody waits for it."""
+
+    request: str
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """A request ended, as the one who waited for it saw, or the server where nobody did any more."""
+
+    request: str
+    how: Literal["complete", "error", "aborted"]
+
+
+class Private(Event, frozen=True, kw_only=True):
+    """Something that nobody but its owner may read from here on."""
+
+    what: str
+    text: str
+
+
+class Logged(Event, frozen=True, kw_only=True):
+    """Something was written where operators read."""
+
+    text: str
+
+
 class Sized(Event, frozen=True, kw_only=True):
     """Something that must not grow without end."""
 
@@ -96,7 +127,20 @@ class Sized(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    Committed | Dropped | Published | Refused | Restarted | Stepped | Ended | Recomputed | Alone | Sized
+    Committed
+    | Dropped
+    | Published
+    | Refused
+    | Restarted
+    | Stepped
+    | Ended
+    | Recomputed
+    | Alone
+    | Accepted
+    | Finished
+    | Private
+    | Logged
+    | Sized
 )
 
 
@@ -110,10 +154,11 @@ class Violation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def violations(events: Iterable[AnyEvent]) -> list[Violation]:
-    """Every promise that was broken, in the order in which it showed."""
+    """Every promise that was broken, in the order in which it showed. The history is over: who still waits, waits for ever."""
     checker = _Checker()
     for place, event in enumerate(events):
         checker.take(place, event)
+    checker.close()
     return checker.found
 
 
@@ -130,6 +175,9 @@ class _Checker:
         self._kept: dict[str, set[str]] = {}
         """Requests over which KV was kept, and labels whose KV that was."""
         self._ended: dict[str, Ended] = {}
+        self._waiting: set[str] = set()
+        self._finished: set[str] = set()
+        self._secrets: list[Private] = []
 
     def take(self, place: int, event: AnyEvent) -> None:
         self._place = place
@@ -214,6 +262,31 @@ class _Checker:
             self._break(invariant, f"{request!r} was computed {how}, and never came back")
         elif ended.bits != bits:
             self._break(invariant, f"{request!r} has other bits {how}")
+
+    def _take_accepted(self, event: Accepted) -> None:
+        if event.request in self._waiting | self._finished:
+            self._break("I5", f"{event.request!r} was accepted twice")
+        self._waiting.add(event.request)
+
+    def _take_finished(self, event: Finished) -> None:
+        if event.request not in self._waiting:
+            known = "ended twice" if event.request in self._finished else "ended, and was never accepted"
+            self._break("I5", f"{event.request!r} {known}")
+        self._waiting.discard(event.request)
+        self._finished.add(event.request)
+
+    def close(self) -> None:
+        """Nothing more happens."""
+        for request in sorted(self._waiting):
+            self._break("I5", f"{request!r} was accepted, and never ended")
+
+    def _take_private(self, event: Private) -> None:
+        self._secrets.append(event)
+
+    def _take_logged(self, event: Logged) -> None:
+        for secret in self._secrets:
+            if secret.text in event.text:
+                self._break("I9", f"{secret.what} stands in the log")
 
     def _take_sized(self, event: Sized) -> None:
         if event.value > event.cap:

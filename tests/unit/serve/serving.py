@@ -80,6 +80,7 @@ class Served:
 def serve(
     root: Path,
     *,
+    model: str = MODEL,
     inference: str | None = None,
     limits: ServeLimits | None = None,
     state: Path | None = None,
@@ -89,8 +90,8 @@ def serve(
     found = listen("127.0.0.1", 0)
     port = found.getsockname()[1]
     access = ServeAccess(names_of("127.0.0.1"), ADMIN, inference)
-    settings = ServeSettings(model=MODEL, weight_root=root, state=state, limits=limits or ServeLimits())
-    server = RolloutServer(Engine(MODEL, **engine), access, settings)
+    settings = ServeSettings(model=model, weight_root=root, state=state, limits=limits or ServeLimits())
+    server = RolloutServer(Engine(model, **engine), access, settings)
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=([found], ready.set))
     thread.start()

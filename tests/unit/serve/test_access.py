@@ -9,6 +9,7 @@ from zerodrift.core.errors import ConfigError
 from zerodrift.serve.access import Caller, ServeAccess, check_exposure, new_token_file
 from zerodrift.serve.errors import CallRefused
 from zerodrift.serve.routes import BY_PATH, ROUTES, Level
+from zerodrift.serve.shadow import routes as shadow
 from zerodrift.web.access import names_of
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT", "FOO")
@@ -19,6 +20,13 @@ OF_INFERENCE = {
     *("/version", "/openapi.json", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"),
     *("/inference/v1/generate", "/v1/token_logprobs", "/tokenize"),
 }
+
+
+OF_PROXY = {
+    *("/metrics", "/v1/models", "/version", "/tokenize", "/detokenize"),
+    *("/v1/completions", "/v1/chat/completions", "/inference/v1/generate"),
+}
+TABLES = {"server": BY_PATH, "proxy": shadow.BY_PATH}
 
 
 def basic(token):
@@ -56,23 +64,31 @@ def test_levels_are_as_written_here():
     levels = {route.path: route.level for route in ROUTES}
     assert {path for path, level in levels.items() if level is Level.OPEN} == OPEN_TO_ALL
     assert {path for path, level in levels.items() if level is Level.INFERENCE} == OF_INFERENCE
+    levels = {route.path: route.level for route in shadow.ROUTES}
+    assert {path for path, level in levels.items() if level is Level.OPEN} == {"/health", "/ping"}
+    assert {path for path, level in levels.items() if level is Level.INFERENCE} == OF_PROXY
 
 
 @pytest.mark.parametrize("token", TOKENS)
-@pytest.mark.parametrize("path", [*sorted(BY_PATH), "/nowhere"])
-def test_every_route_method_and_token(path, token):
+@pytest.mark.parametrize(
+    ("table", "path"),
+    [(name, path) for name, table in TABLES.items() for path in [*sorted(table), "/nowhere"]],
+)
+def test_every_route_method_and_token(table, path, token):
     authorization, level = TOKENS[token]
-    needed = min(route.level for route in BY_PATH[path].values()) if path in BY_PATH else Level.INFERENCE
+    routes = TABLES[table]
+    access = ACCESS._replace(routes=routes)
+    needed = min(route.level for route in routes[path].values()) if path in routes else Level.INFERENCE
     for method in METHODS:
-        found = outcome(caller(method, path, authorization))
+        found = outcome(caller(method, path, authorization), access)
         if level < needed:
             assert found == (401 if authorization is None else 403)
-        elif path not in BY_PATH:
+        elif path not in routes:
             assert found == 404
-        elif method not in BY_PATH[path]:
+        elif method not in routes[path]:
             assert found == 405
         else:
-            assert found is BY_PATH[path][method].level
+            assert found is routes[path][method].level
 
 
 @pytest.mark.parametrize(

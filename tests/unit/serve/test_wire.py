@@ -7,21 +7,23 @@ from zerodrift.core import errors
 from zerodrift.serve import wire
 from zerodrift.serve.errors import CallRefused, refusal_of
 from zerodrift.serve.openapi import document
-from zerodrift.serve.parameters import SAMPLING, Support
+from zerodrift.serve.parameters import SAMPLING, TEXT, Support
 from zerodrift.serve.routes import BY_PATH, ROUTES
 
 
 def test_every_parameter_is_a_field_or_refused():
     honoured = {name for name, row in SAMPLING.items() if row.support is Support.HONOURED}
     assert honoured == {*wire.VllmSampling.__struct_fields__}
-    assert honoured - {"output_kind"} <= {*wire.CompletionBody.__struct_fields__}
+    assert honoured - {"output_kind", "routed_experts_prompt_start"} <= {
+        *wire.CompletionBody.__struct_fields__
+    }
     for kind in (wire.CompletionBody, wire.Chat, wire.VllmSampling, wire.GenerateBody):
         assert not kind.refused.keys() & {*kind.__struct_fields__}
 
 
 @pytest.mark.parametrize("name", [name for name, row in SAMPLING.items() if row.support is Support.REFUSED])
 def test_a_refused_parameter_is_taken_where_it_asks_for_nothing_alone(name):
-    body = {"token_ids": [1], "sampling_params": {}}
+    body = {"token_ids": [1], "sampling_params": {}, "output_mode": "text"}
     for value in SAMPLING[name].neutral:
         wire.as_body({**body, "sampling_params": {name: value}}, wire.GenerateBody)
     for value in (
@@ -34,6 +36,28 @@ def test_a_refused_parameter_is_taken_where_it_asks_for_nothing_alone(name):
         with pytest.raises(CallRefused) as refused:
             wire.as_body({**body, "sampling_params": {name: value}}, wire.GenerateBody)
         assert (refused.value.status, refused.value.param) == (400, name)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_what_is_of_the_text_asks_for_nothing_where_ids_alone_are_answered(name):
+    """`renderers` sends skip_special_tokens=false with every request for ids."""
+    for value in (None, True, False):
+        wire.as_body({"token_ids": [1], "sampling_params": {name: value}}, wire.GenerateBody)
+    for kind, body in (
+        (wire.CompletionBody, {"prompt": "a"}),
+        (wire.Chat, {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        [value] = {True, False} - {*SAMPLING[name].neutral}
+        with pytest.raises(CallRefused):
+            wire.as_body({**body, name: value}, kind)
+
+
+def test_routed_experts_are_not_reported_from_wherever_they_would_begin():
+    """`verifiers` sends where a turn begins that goes on from the tokens of the one before."""
+    body = wire.as_body(
+        {"token_ids": [1], "sampling_params": {"routed_experts_prompt_start": 17}}, wire.GenerateBody
+    )
+    assert body.sampling_params.routed_experts_prompt_start == 17
 
 
 def test_one_is_not_true():
