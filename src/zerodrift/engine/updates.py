@@ -35,13 +35,11 @@ from zerodrift.engine.limits import KVPolicy
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.weights import StagedWeights, Staging
 from zerodrift.weights.files import read_update, write_update
+from zerodrift.weights.folder import KEPT
 from zerodrift.weights.of_model import ties_of, whole_manifest
 from zerodrift.weights.registry import Kind, Known, Registry, RegistryEntry
 from zerodrift.weights.session import Stage, UpdateSession
 from zerodrift.weights.update import UpdateManifest, check_update
-
-KEPT = "weights"
-"""Directory of the versions that are kept, each under the identity of its manifest."""
 
 
 class Updates:

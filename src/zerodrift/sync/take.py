@@ -93,7 +93,7 @@ class ReceiptTaker:
         receipt = msgspec.structs.replace(
             receipt, told=told.answers_as, engine_digest=digest, seconds=time.perf_counter() - began
         )
-        self.ledger.append(receipt)
+        receipt = self.ledger.append(receipt).receipt
         # Changes are counted from the last version that both sides are known to have had: of updates that say too
         # little one by one the sum says more, and one that was missed may be sent again.
         if receipt.arrival is Arrival.CONFIRMED:
@@ -158,7 +158,6 @@ class ReceiptTaker:
         self, finding: CanaryFinding, scores: CanaryScores, old: WeightVersion | None, new: WeightVersion
     ) -> Receipt:
         low, high = finding.fit.interval
-        follows = self.ledger.last(self.place)
         return Receipt(
             version=new,
             parent=old,
@@ -179,7 +178,6 @@ class ReceiptTaker:
             usual=finding.usual,
             needed=finding.needed,
             false_alarm=FALSE_ALARM,
-            follows=None if follows is None else follows.id,
             at=time.time(),
             seconds=0.0,
         )
