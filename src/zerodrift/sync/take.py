@@ -79,8 +79,7 @@ class ReceiptTaker:
 
     def take(self, model: Any, version: WeightVersion | str, *, salt: str | None = None) -> Receipt:
         """After `version` was sent; `salt` is what rollouts of this version are asked with, where they are."""
-        if (before := self._last) is None:
-            raise OutOfOrder("a receipt needs what both sides said before the update; call start() first")
+        before = self.require_started()
         began = time.perf_counter()
         answer = self._ask(salt)
         after = self._moment(model, _whole(model, version))
@@ -99,6 +98,12 @@ class ReceiptTaker:
         if receipt.arrival is Arrival.CONFIRMED:
             self._last = after
         return receipt
+
+    def require_started(self) -> _Moment:
+        """What both sides said before the update; afterwards it is too late to ask."""
+        if self._last is None:
+            raise OutOfOrder("a receipt needs what both sides said before the update; call start() first")
+        return self._last
 
     def hold(self, version: WeightVersion) -> None:
         """`version` was sent, or is about to be: nothing is known until a receipt is taken."""
