@@ -105,6 +105,7 @@ class Updates:
 
     def published(self, update: UpdateManifest) -> bool:
         """Whether this very update was made: what to ask after an answer that was lost."""
+        require.instance(InvalidValue, "update", update, UpdateManifest)
         known = self._registry.versions.known.get(update.version)
         return known is not None and known.was_current and known.manifest == update.identity
 
@@ -167,6 +168,7 @@ class Updates:
 
     def weights_of(self, version: str | WeightVersion) -> StagedWeights:
         """The weights of a version that is kept, verified again; to replay what it made."""
+        require.instance(InvalidValue, "version", version, str | WeightVersion)
         label = version if isinstance(version, str) else version.label
         known = self._known(label)
         if isinstance(version, WeightVersion) and known.version != version:
