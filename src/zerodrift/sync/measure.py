@@ -73,10 +73,10 @@ def part_scores(
     One forward for each. `old` has the tensors from before the update, which are put into the model for a moment.
     """
     model = in_fp32(model)
-    parts: dict[str, list[Pair]] = defaultdict(list)
+    parts: dict[str, list[PutBack]] = defaultdict(list)
     for name, tensor in checkpoint_state(model).items():
         if not torch.equal(tensor, old[name].to(tensor)):
-            parts[part_of(name)].append(Pair(tensor, old[name]))
+            parts[part_of(name)].append(PutBack(tensor, old[name]))
     return {part: whole - _without(model, pairs, canary) for part, pairs in parts.items()}
 
 
@@ -88,7 +88,7 @@ def rank_scores(
     state, cut = checkpoint_state(model), cuts(model)
     pairs = {
         rank: [
-            Pair(*(shard(tensor, cut[name], rank, ranks) for tensor in (state[name], old[name])))
+            PutBack(*(shard(tensor, cut[name], rank, ranks) for tensor in (state[name], old[name])))
             for name in state.keys() & cut.keys()
         ]
         for rank in (range(ranks) if ranks > 1 and cut else ())
@@ -96,7 +96,7 @@ def rank_scores(
     return {f"rank {rank} of {ranks}": whole - _without(model, pairs[rank], canary) for rank in pairs}
 
 
-class Pair(NamedTuple):
+class PutBack(NamedTuple):
     """A tensor of the model, or a view of a piece of it, and what it was before the update."""
 
     new: torch.Tensor
@@ -104,7 +104,7 @@ class Pair(NamedTuple):
 
 
 @torch.no_grad()
-def _without(model: Any, pairs: Sequence[Pair], canary: Canary) -> Floats:
+def _without(model: Any, pairs: Sequence[PutBack], canary: Canary) -> Floats:
     """What `model` says while these are as they were."""
     kept = [pair.new.clone() for pair in pairs]
     try:

@@ -11,14 +11,14 @@ VOCABULARY = 64
 """Vocabularies are cut as if they had a multiple of so many rows."""
 
 
-class Cut(NamedTuple):
+class TensorCut(NamedTuple):
     """How a tensor is cut among ranks."""
 
     dim: int
     multiple: int = 1
 
 
-def cuts(model: Any) -> dict[str, Cut]:
+def cuts(model: Any) -> dict[str, TensorCut]:
     """By name, of the tensors that are known to be cut: norms and whatever else every rank has are left out."""
     family = family_of(model)
     projections = {
@@ -33,15 +33,15 @@ def cuts(model: Any) -> dict[str, Cut]:
         module = name.rpartition(".")[0]
         role = next((role for place, role in projections.items() if module.endswith(f".{place}")), None)
         if module in vocabulary:
-            found[name] = Cut(0, VOCABULARY)
+            found[name] = TensorCut(0, VOCABULARY)
         elif role in _ROWS:
-            found[name] = Cut(0)
+            found[name] = TensorCut(0)
         elif role in _COLUMNS and tensor.dim() > 1:
-            found[name] = Cut(1)
+            found[name] = TensorCut(1)
     return found
 
 
-def shard(tensor: torch.Tensor, cut: Cut, rank: int, ranks: int) -> torch.Tensor:
+def shard(tensor: torch.Tensor, cut: TensorCut, rank: int, ranks: int) -> torch.Tensor:
     """The piece of `rank`, as a view; empty where nothing is left for it."""
     size = tensor.shape[cut.dim]
     padded = -(-size // cut.multiple) * cut.multiple

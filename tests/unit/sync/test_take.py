@@ -13,7 +13,7 @@ from zerodrift.sync.canary import random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.ledger import ReceiptLedger, require_receipt
 from zerodrift.sync.measure import trainer_scores
-from zerodrift.sync.shards import VOCABULARY, Cut, cuts, shard
+from zerodrift.sync.shards import VOCABULARY, TensorCut, cuts, shard
 from zerodrift.sync.take import ReceiptTaker
 from zerodrift.weights.digest import checkpoint_state
 
@@ -117,7 +117,7 @@ def test_ranks_have_all_of_a_tensor_once(versions):
 
 
 def test_a_vocabulary_is_cut_in_steps_of_64_rows():
-    rows = [len(shard(torch.empty(130, 1), Cut(0, VOCABULARY), rank, 2)) for rank in range(2)]
+    rows = [len(shard(torch.empty(130, 1), TensorCut(0, VOCABULARY), rank, 2)) for rank in range(2)]
     assert rows == [96, 34]
 
 
