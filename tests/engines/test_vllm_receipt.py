@@ -1,22 +1,18 @@
 """Receipts of a real vLLM server: what can go wrong with an update is seen and named, and rollouts stop until it is right."""
 
 import contextlib
-import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from tests.engines.one_step import Weights
 
-from zerodrift import models
 from zerodrift.backends.vllm import VllmBackend
 from zerodrift.backends.vllm_launch import launch_vllm, transfer_flags
 from zerodrift.core.errors import NoReceipt
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
-from zerodrift.models.directory import WEIGHTS
 from zerodrift.sync.canary import random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.ledger import ReceiptLedger, require_receipt
@@ -28,31 +24,6 @@ pytestmark = pytest.mark.engines
 
 ROOT = Path(__file__).parents[2]
 RELEASE = "vllm-0.32.0"
-LAYER = "model.layers.1."
-RATE = 1e-5
-"""Of one step of AdamW: what RL does to a model between two rollouts."""
-
-
-class Weights:
-    """A, what one step makes of it, and that without a layer, as models and as directories."""
-
-    def __init__(self, root: Path) -> None:
-        self.old = models.load("testbed:qwen3")
-        self.new = copy.deepcopy(self.old).train()
-        ids = torch.tensor(random_canary(512, 64, seed=1).sequences)
-        self.new(ids, labels=ids).loss.backward()
-        torch.optim.AdamW(self.new.parameters(), lr=RATE, weight_decay=0.0).step()
-        self.new.zero_grad()
-        self.new.eval()
-        self.a, self.b, self.without = (models.materialise("testbed:qwen3", root / name) for name in "ABW")
-        before = load_file(self.a / WEIGHTS)
-        after = {
-            name: tensor.detach().clone() for name, tensor in self.new.state_dict().items() if name in before
-        }
-        torn = {name: before[name] if name.startswith(LAYER) else tensor for name, tensor in after.items()}
-        for directory, tensors in ((self.b, after), (self.without, torn)):
-            (directory / WEIGHTS).unlink()
-            save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="module")

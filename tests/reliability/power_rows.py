@@ -22,7 +22,7 @@ from scipy.stats import beta
 from zerodrift.core.errors import ConfigError
 from zerodrift.stats.arrays import Floats
 from zerodrift.sync.canary import LENGTH
-from zerodrift.sync.judge import Arrival, CanaryScores, SideFacts, judge
+from zerodrift.sync.judge import Arrival, CanaryScores, Shares, SideFacts, judge
 from zerodrift.sync.slope import FALSE_ALARM, critical, excess
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -68,7 +68,7 @@ class Sums:
 
     def _judged(self, before: Moment, now: Moment, size: int) -> Line:
         scores = _cases(before, self._last[size], now, size)
-        found = {case: judge(each, {}, SideFacts()) for case, each in scores.items()}
+        found = {case: judge(each, Shares(), SideFacts()) for case, each in scores.items()}
         if found[SUMMED].arrival is Arrival.CONFIRMED:
             self._last[size] = now
         said: Line = {case: finding.arrival.value for case, finding in found.items()}

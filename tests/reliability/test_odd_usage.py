@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -22,7 +23,6 @@ from typer.main import get_command
 from zerodrift.audit import baseline, blame, session
 from zerodrift.cli import bench
 from zerodrift.cli.main import COMMANDS, app, main, make_app
-from zerodrift.core.version import WeightVersion
 from zerodrift.monitor.monitor import Monitor
 from zerodrift.records.archive.journal import encode
 from zerodrift.records.archive.layout import ArchiveSettings
@@ -33,8 +33,12 @@ from zerodrift.sync.key import create_key, read_key
 from zerodrift.sync.ledger import LOG as LEDGER_LOG
 from zerodrift.sync.ledger import ReceiptLedger
 from zerodrift.sync.receipt import Receipt
+from zerodrift.weights.files import write_update
+from zerodrift.weights.folder import KEPT
+from zerodrift.weights.listing import manifest_of
 from zerodrift.weights.registry import LOG as REGISTRY_LOG
 from zerodrift.weights.registry import Kind, Registry
+from zerodrift.weights.update import UpdateManifest
 
 FINE = frozenset({0, 1, 2, 3})
 CASES, LONG = 200, 2000
@@ -231,14 +235,16 @@ def sound_places(path: Path) -> None:
     monitor.close()
     registry = Registry(path / "versions")
     for number, follows in enumerate((None, "step 0")):
-        version = WeightVersion(f"step {number}", str(number) * 64)
-        registry.append(Kind.COMMITTED, version, version.digest)
-        registry.append(Kind.PUBLISHED, version, version.digest, follows=follows)
+        state = {"a": torch.full((3,), float(number))}
+        update = UpdateManifest(version=f"step {number}", weights=manifest_of(state))
+        write_update(path / "versions" / KEPT, update.identity, update, state)
+        registry.append(Kind.COMMITTED, update.weight_version, update.identity)
+        registry.append(Kind.PUBLISHED, update.weight_version, update.identity, follows=follows)
     registry.close()
     create_key(path / "receipt.key")
     ReceiptLedger(path / "receipts", read_key(path / "receipt.key")).append(
         Receipt(
-            version=version,
+            version=update.weight_version,
             engine="vllm",
             replica="0",
             canary="c" * 64,

@@ -105,7 +105,21 @@ def kill_at_every_point(engines: Engines, points: dict[str, str], times: int) ->
 
 
 def test_a_kill_at_every_point(engines: Engines, script: Callable[[str], ModuleType]) -> None:
-    kill_at_every_point(engines, script("reliability/updating").POINTS, 1)
+    kill_at_every_point(engines, script("reliability/updating").POINTS, 5)
+
+
+def test_an_engine_that_is_stopped_in_an_update_keeps_it_to_itself_and_finishes_it(
+    engines: Engines, script: Callable[[str], ModuleType]
+) -> None:
+    """By SIGSTOP, as a scheduler or a debugger stops a process: nobody else may take it for dead."""
+    current = engines.look()
+    for number, point in enumerate(script("reliability/updating").POINTS, start=1):
+        said, status = engines.do("pause", f"v{number}", current, point)
+        current = f"v{number}"
+        assert (said, status) == (["stopped", "locked", "published", current], 0), point
+        engines.tell()
+    assert engines.look() == current
+    assert history.violations(engines.events) == []
 
 
 @pytest.mark.long

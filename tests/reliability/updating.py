@@ -1,6 +1,7 @@
 """Weight updates, to be killed: `updating.py DIR` forks an engine for every line on its stdin.
 
-`update LABEL EXPECTED POINT` publishes a version, and dies by SIGKILL at POINT (`none`: it says `published`); `look` says which
+`update LABEL EXPECTED POINT` publishes a version, and dies by SIGKILL at POINT (`none`: it says `published`); `pause LABEL EXPECTED
+POINT` is stopped there by SIGSTOP instead, looked past by a second engine, and goes on; `look` says which
 version serves after a restart, whether its weights and its tokens are that version's, and how many versions are on the disk.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from zerodrift.core.errors import VersionConflict
+from zerodrift.core.errors import ArchiveLocked, VersionConflict
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
@@ -62,8 +63,12 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
+ENDS = [signal.SIGKILL]
+"""What a process does to itself at its point; by SIGSTOP it is there again afterwards."""
+
+
 def die(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), ENDS[0])
 
 
 def half_written(only: bytes) -> None:
@@ -74,6 +79,8 @@ def half_written(only: bytes) -> None:
         if only in content:
             real(handle, content[: len(content) // 2])
             die()
+            registry.write_all = files.write_all = real
+            content = content[len(content) // 2 :]
         real(handle, content)
 
     registry.write_all = files.write_all = write_all
@@ -90,11 +97,20 @@ def plant(point: str) -> None:
         real = torch.Tensor.copy_
 
         def copy_(to: torch.Tensor, *rest: Any) -> torch.Tensor:
-            return real(to, *rest) if next(copied, None) is not None else die()  # type: ignore[return-value]
+            if next(copied, None) is None:
+                die()
+                torch.Tensor.copy_ = real  # type: ignore[method-assign]
+            return real(to, *rest)
 
         torch.Tensor.copy_ = copy_  # type: ignore[method-assign]
     if point == "swap done":
-        Updates._forget_oldest = die  # type: ignore[method-assign,assignment]
+        forget = Updates._forget_oldest
+
+        def _forget_oldest(self: Updates) -> None:
+            die()
+            forget(self)
+
+        Updates._forget_oldest = _forget_oldest  # type: ignore[method-assign]
 
 
 def update(directory: Path, label: str, expected: str, point: str) -> None:
@@ -123,7 +139,11 @@ def update(directory: Path, label: str, expected: str, point: str) -> None:
 
 def look(directory: Path) -> None:
     loop = EngineLoop(Engine(model_of(FIRST), num_blocks=16, block_size=4, version=FIRST))
-    versions = Updates(loop, directory, retain=2)
+    try:
+        versions = Updates(loop, directory, retain=2)
+    except ArchiveLocked:
+        say("locked")
+        return
     current, model = versions.current, loop.engine.model
     reference = Engine(copy.deepcopy(model_of(current.label)), num_blocks=16, block_size=4)
     (expected,) = reference.generate([5, 6, 7], PARAMS)
@@ -137,16 +157,28 @@ def main(directory: Path) -> None:
     say("ready")
     for line in sys.stdin:
         verb, _, rest = line.strip().partition(" ")
-        child = os.fork()
-        if child == 0:
-            if verb == "look":
-                look(directory)
-            else:
-                label, expected, point = rest.split(" ", 2)
-                update(directory, label, expected, point)
-            os._exit(0)
+        child = forked(verb, directory, rest)
+        if verb == "pause":
+            _, status = os.waitpid(child, os.WUNTRACED)
+            say("stopped" if os.WIFSTOPPED(status) else "ended-early")
+            os.waitpid(forked("look", directory, ""), 0)
+            os.kill(child, signal.SIGCONT)
         _, status = os.waitpid(child, 0)
         say("ended", os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+def forked(verb: str, directory: Path, rest: str) -> int:
+    child = os.fork()
+    if child == 0:
+        if verb == "pause":
+            ENDS[0] = signal.SIGSTOP
+        if verb == "look":
+            look(directory)
+        else:
+            label, expected, point = rest.split(" ", 2)
+            update(directory, label, expected, point)
+        os._exit(0)
+    return child
 
 
 if __name__ == "__main__":

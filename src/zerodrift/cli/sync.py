@@ -107,12 +107,14 @@ def rollback(
     The engine that is started over DIR next serves it, bit for bit. Refused
     while an engine runs over DIR (call its updates.rollback() then), where
     another version is current than --expected, and where the version that is
-    asked for is not kept. `zerodrift sync status DIR` shows both.
+    asked for is not kept, or its weights were damaged: all of them are read.
+    `zerodrift sync status DIR` shows both.
 
     $ zerodrift sync rollback runs/weights --expected "step 7"
     $ zerodrift sync rollback runs/weights --expected "step 7" --to "step 5"
     """
     from zerodrift.core.errors import ModelNotFound, NotRetained, VersionConflict
+    from zerodrift.weights.folder import check_kept
     from zerodrift.weights.registry import LOG, Kind, Registry
 
     if not (directory / LOG).is_file():
@@ -127,6 +129,7 @@ def rollback(
         if known is None or not known.kept:
             kept = ", ".join(map(repr, versions.kept))
             raise NotRetained(f"version {label!r} is not kept; there are {kept}")
+        check_kept(directory, known.manifest)
         registry.append(Kind.PUBLISHED, known.version, known.manifest, follows=expected, kv="recompute")
     finally:
         registry.close()

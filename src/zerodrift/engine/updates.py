@@ -35,13 +35,11 @@ from zerodrift.engine.limits import KVPolicy
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.weights import StagedWeights, Staging
 from zerodrift.weights.files import read_update, write_update
+from zerodrift.weights.folder import KEPT
 from zerodrift.weights.of_model import ties_of, whole_manifest
 from zerodrift.weights.registry import Kind, Known, Registry, RegistryEntry
 from zerodrift.weights.session import Stage, UpdateSession
 from zerodrift.weights.update import UpdateManifest, check_update
-
-KEPT = "weights"
-"""Directory of the versions that are kept, each under the identity of its manifest."""
 
 
 class Updates:
@@ -107,6 +105,7 @@ class Updates:
 
     def published(self, update: UpdateManifest) -> bool:
         """Whether this very update was made: what to ask after an answer that was lost."""
+        require.instance(InvalidValue, "update", update, UpdateManifest)
         known = self._registry.versions.known.get(update.version)
         return known is not None and known.was_current and known.manifest == update.identity
 
@@ -169,6 +168,7 @@ class Updates:
 
     def weights_of(self, version: str | WeightVersion) -> StagedWeights:
         """The weights of a version that is kept, verified again; to replay what it made."""
+        require.instance(InvalidValue, "version", version, str | WeightVersion)
         label = version if isinstance(version, str) else version.label
         known = self._known(label)
         if isinstance(version, WeightVersion) and known.version != version:

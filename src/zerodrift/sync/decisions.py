@@ -10,6 +10,7 @@ import re
 import secrets
 from pathlib import Path
 
+from zerodrift.core import require
 from zerodrift.core.errors import InvalidValue, RecordError
 from zerodrift.records.archive.layout import flush_directory
 from zerodrift.records.archive.room import room_for
@@ -29,6 +30,7 @@ class Decisions:
     def decide(self, identity: str, *, made: bool) -> bool:
         """What holds for the update of this identity from now on: `made`, or what was decided before."""
         target = self._path(identity)
+        require.instance(InvalidValue, "made", made, bool)
         mine = self._directory / f".{identity}-{secrets.token_hex(8)}"
         word = next(word for word, value in _WORDS.items() if value is made)
         with room_for(target):

@@ -29,7 +29,14 @@ import msgspec
 import torch
 
 from zerodrift.core import errors
-from zerodrift.core.errors import DigestMismatch, EngineError, EngineUnreachable, OutOfOrder, ZerodriftError
+from zerodrift.core.errors import (
+    DigestMismatch,
+    EngineError,
+    EngineUnreachable,
+    InvalidValue,
+    OutOfOrder,
+    ZerodriftError,
+)
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.updates import Updates, WeightUpdate
 from zerodrift.weights.session import Stage
@@ -42,6 +49,7 @@ IDLE_S = 60.0
 Call = Callable[[str, str, bytes, Mapping[str, str]], bytes]
 """Verb, path, content and headers of one call; what was answered."""
 _ROUTE = re.compile(r"/updates/([0-9a-f]{64})(?:/(.+))?")
+_ADDRESS = re.compile(r"[\w.\-\[\]:]+:\d{1,5}", re.ASCII)
 _BY_CODE = {
     each.code: each
     for each in vars(errors).values()
@@ -182,6 +190,10 @@ class HttpTarget:
         self, address: str, token: bytes, *, name: str, kv: str = "recompute", timeout_s: float = 600.0
     ) -> None:
         """`address` is HOST:PORT."""
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+            raise InvalidValue(
+                f"{name} is at {str(address)[:80]!r}; give HOST:PORT, as WeightServer.address has it"
+            )
         self.name, self._address, self._kv, self._timeout = name, address, kv, timeout_s
         self._headers = {"Authorization": f"Bearer {token.hex()}"}
         self._prepared: UpdateManifest | None = None

@@ -9,6 +9,7 @@ All tests together raise a false alarm once in 10,000 updates at most (`sync/slo
 
 from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -89,9 +90,18 @@ class CanaryFinding(NamedTuple):
     """Canary tokens that would decide, where it is inconclusive; None where no number would."""
 
 
-def judge(scores: CanaryScores, parts: Mapping[str, Floats], told: SideFacts) -> CanaryFinding:
-    """`parts`: by name, what less of one part of the update would take away from each predicted change."""
-    limit = critical(3 + len(parts))
+class Shares(NamedTuple):
+    """By name, what each predicted change would lose without one share of the update."""
+
+    parts: Mapping[str, Floats] = MappingProxyType({})
+    """Layers and modules."""
+    ranks: Mapping[str, Floats] = MappingProxyType({})
+    """What each rank of an engine holds, which cuts tensors across all layers."""
+
+
+def judge(scores: CanaryScores, shares: Shares, told: SideFacts) -> CanaryFinding:
+    """Did the engine take the update?"""
+    limit = critical(3 + len(shares.parts) + len(shares.ranks))
     fit = fit_slope(scores.predicted, scores.observed, scores.sequence, limit)
     now = np.abs(scores.engine_after - scores.trainer_after)
     before = np.abs(scores.engine_before - scores.trainer_before)
@@ -99,7 +109,7 @@ def judge(scores: CanaryScores, parts: Mapping[str, Floats], told: SideFacts) ->
 
     errors = _Errors(error, usual, excess(now, before, scores.sequence) > limit)
     if (
-        missed := _by_numbers(scores, parts, fit, told) or _by_word(told) or errors.worse(told.gate)
+        missed := _by_numbers(scores, shares, fit, told) or _by_word(told) or errors.worse(told.gate)
     ) is not None:
         return CanaryFinding(Arrival.MISSED, *missed, fit, error, usual)
     arrival, message, needed = _undisputed(fit, told)
@@ -124,13 +134,13 @@ class _Errors(NamedTuple):
 
 
 def _by_numbers(
-    scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: SideFacts
+    scores: CanaryScores, shares: Shares, fit: SlopeFit, told: SideFacts
 ) -> tuple[str, str] | None:
     """Cause and sentence, where what was observed is not what was predicted."""
     if fit.refuses(1.0):
-        return _cause(scores, parts, fit, told)
-    if absent := _absent(scores, parts, fit.limit):
-        return _partial(absent)
+        return _cause(scores, shares, fit, told)
+    if absent := _absent(scores, {**shares.parts, **shares.ranks}, fit.limit):
+        return _partial(absent, shares)
     # Last: where no update came at all, what was cached before is as old as the rest.
     if told.cached_tokens:
         message = f"{told.cached_tokens} prompt tokens came from a cache that the old weights wrote"
@@ -166,9 +176,7 @@ def _undisputed(fit: SlopeFit, told: SideFacts) -> tuple[Arrival, str, int | Non
     return Arrival.INCONCLUSIVE, message, needed
 
 
-def _cause(
-    scores: CanaryScores, parts: Mapping[str, Floats], fit: SlopeFit, told: SideFacts
-) -> tuple[str, str]:
+def _cause(scores: CanaryScores, shares: Shares, fit: SlopeFit, told: SideFacts) -> tuple[str, str]:
     """Why the slope is not 1."""
     low, high = fit.interval
     slope = f"slope {fit.estimate:.3f} [{low:.3f}, {high:.3f}]"
@@ -182,18 +190,21 @@ def _cause(
     if mixed := _mixed(scores, fit):
         old, total = mixed
         return "weights/replica", f"{old} of {total} canaries were answered with the old weights: {slope}"
-    if absent := _explaining(scores, parts):
-        return _partial(absent)
+    if absent := _explaining(scores, shares.parts) or _explaining(scores, shares.ranks):
+        return _partial(absent, shares)
     cause = "weights/fraction" if fit.estimate < 1 else "weights/multiple"
     return cause, f"not once the update: {slope}"
 
 
-def _partial(absent: list[str]) -> tuple[str, str]:
-    return "weights/partial", f"did not arrive: {', '.join(absent)}"
+def _partial(absent: list[str], shares: Shares) -> tuple[str, str]:
+    names = ", ".join(absent)
+    if shares.ranks.keys() & absent:
+        return "weights/rows", f"did not arrive: what {names} holds of each tensor"
+    return "weights/partial", f"did not arrive: {names}"
 
 
 def _absent(scores: CanaryScores, parts: Mapping[str, Floats], limit: float) -> list[str]:
-    """Parts whose own share of the change is refused, although the whole is not: the one that is refused most."""
+    """Shares whose own share of the change is refused, although the whole is not: the one that is refused most."""
     lacking = scores.predicted - scores.observed
     refused = {
         name: statistic

@@ -1,61 +1,75 @@
 """Receipts on the disk, and who may be trained on by them. Torch-free.
 
 `receipts.jsonl` has a line for each, flushed before anybody hears of it. What a line says is believed where it was sealed
-with the key. An engine whose last receipt is not CONFIRMED gives no rollouts, and rollouts of a version whose last receipt
+with the key, and where it follows the last one of its replica and rank: a line that was taken out is missed, unless it was the last. An engine whose last receipt is not CONFIRMED gives no rollouts, and rollouts of a version whose last receipt
 says otherwise are refused, whatever they carry.
 """
 
+import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
+from filelock import FileLock
 
 from zerodrift.core.completion import Completion
 from zerodrift.core.errors import NoReceipt, RecordError
 from zerodrift.core.version import WeightVersion
 from zerodrift.records.archive.room import room_for
-from zerodrift.records.codec import LineWriter, drop_torn_line, numbered_lines
+from zerodrift.records.codec import LineWriter, drop_torn_line
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.receipt import Receipt, ReceiptedRollout, SealedReceipt, decode_receipt, opened, seal
 
-LOG = "receipts.jsonl"
+LOG, LOCK = "receipts.jsonl", ".receipts.lock"
+MOST_LINE_BYTES = 2**20
+"""A receipt has 2 KB."""
 Place = tuple[str, int | None]
 """Replica and rank."""
 
 
 class ReceiptLedger:
-    """Every receipt of one training run. One process writes; any may read."""
+    """Every receipt of one training run, for any number of threads and processes: each sees what the others wrote."""
 
     def __init__(self, directory: Path, key: bytes) -> None:
         """What is there is read and checked; `key` as `read_key` gives it."""
         self._path, self._key = Path(directory) / LOG, key
         self._by_id: dict[str, Receipt] = {}
         self._last: dict[Place, str] = {}
-        if self._path.exists():
-            self._read()
+        self._read_bytes = 0
+        """Of the file; what comes after them is new."""
+        self._mutex = threading.RLock()
+        self._read()
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
         """In the order in which they were taken."""
+        self._read()
         return tuple(self._by_id.values())
 
     def append(self, receipt: Receipt) -> SealedReceipt:
-        """On the disk when this returns."""
-        sealed = seal(receipt, self._key)
+        """On the disk when this returns, and said to follow the last of its replica and rank."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists():
-            drop_torn_line(self._path)
-        with room_for(self._path), LineWriter[SealedReceipt](self._path) as writer:
-            writer.write(sealed)
-        self._take(sealed.id, receipt)
+        with self._mutex, FileLock(self._path.with_name(LOCK)):
+            self._read()
+            if self._path.exists():
+                drop_torn_line(self._path)
+            sealed = seal(msgspec.structs.replace(receipt, follows=self._last.get(receipt.place)), self._key)
+            with room_for(self._path), LineWriter[SealedReceipt](self._path) as writer:
+                writer.write(sealed)
+            self._read()
         return sealed
 
     def last(self, place: Place) -> Receipt | None:
         """Of one rank of one replica."""
+        self._read()
         found = self._last.get(place)
         return None if found is None else self._by_id[found]
 
     @property
     def places(self) -> tuple[Place, ...]:
         """All that ever had a receipt."""
+        self._read()
         return tuple(self._last)
 
     def vouched(self, version: WeightVersion, replica: str) -> str:
@@ -72,7 +86,8 @@ class ReceiptLedger:
 
     def stamp(self, completions: Iterable[Completion], replica: str) -> list[ReceiptedRollout]:
         """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED."""
-        for place in self.places:
+        self._read()
+        for place in self._last:
             if place[0] == replica:
                 _require_confirmed(self._by_id[self._last[place]])
         stamped = []
@@ -84,24 +99,51 @@ class ReceiptLedger:
         return stamped
 
     def _read(self) -> None:
-        for number, line in numbered_lines(self._path):
-            where = f"{self._path.name}, line {number}"
-            if not line.endswith(b"\n"):
-                break  # a kill cut it off, and nobody heard of it
-            sealed = decode_receipt(line, where)
-            try:
-                receipt = opened(sealed, self._key)
-            except NoReceipt as error:
-                raise NoReceipt(f"{where}: {error}") from error
-            if sealed.id in self._by_id:
-                raise RecordError(f"{where} is a receipt that stands above; put the file back as it was")
-            self._take(sealed.id, receipt)
+        """What is new since the last time."""
+        with self._mutex:
+            if not self._path.exists():
+                self._require_size(0)
+                return
+            if not self._path.is_file():
+                raise RecordError(f"{self._path} is no plain file; it should hold the lines of a ledger")
+            with self._path.open("rb") as file:
+                self._require_size(file.seek(0, os.SEEK_END))
+                file.seek(self._read_bytes)
+                for line in iter(lambda: file.readline(MOST_LINE_BYTES), b""):
+                    if len(line) == MOST_LINE_BYTES:
+                        raise RecordError(
+                            f"{self._path} has a line of {MOST_LINE_BYTES} bytes or more; no receipt has"
+                        )
+                    if not line.endswith(b"\n"):
+                        break  # a kill cut it off, or it is being written: nobody heard of it
+                    self._take(line)
+                    self._read_bytes += len(line)
 
-    def _take(self, name: str, receipt: Receipt) -> None:
-        self._by_id[name], self._last[receipt.place] = receipt, name
+    def _require_size(self, size: int) -> None:
+        if size < self._read_bytes:
+            raise RecordError(
+                f"{self._path} had {self._read_bytes} bytes and has {size}; receipts were taken out: put the file back as it was"
+            )
+
+    def _take(self, line: bytes) -> None:
+        where = f"{self._path.name}, line {len(self._by_id) + 1}"
+        sealed = decode_receipt(line, where)
+        try:
+            receipt = opened(sealed, self._key)
+        except NoReceipt as error:
+            raise NoReceipt(f"{where}: {error}") from error
+        if sealed.id in self._by_id:
+            raise RecordError(f"{where} is a receipt that stands above; put the file back as it was")
+        if receipt.follows != (before := self._last.get(receipt.place)):
+            raise RecordError(
+                f"{where} follows the receipt {receipt.follows}, and the last one of replica {receipt.replica!r} above it is "
+                f"{before}; lines were taken out or exchanged: put the file back as it was"
+            )
+        self._by_id[sealed.id], self._last[receipt.place] = receipt, sealed.id
 
     def require(self, rollouts: Iterable[ReceiptedRollout]) -> list[Completion]:
         """See `require_receipt`."""
+        self._read()
         return [self._required(rollout) for rollout in rollouts]
 
     def _required(self, rollout: ReceiptedRollout) -> Completion:

@@ -7,14 +7,14 @@ vLLM that had taken an update of 1e-6 whole had a slope of 0.06 on such predicti
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from zerodrift.stats.arrays import Floats
 from zerodrift.sync.canary import Canary
+from zerodrift.sync.shards import cuts, shard
 from zerodrift.weights.digest import checkpoint_state
 
 LOGIT_BYTES = 2**28
@@ -73,28 +73,44 @@ def part_scores(
     One forward for each. `old` has the tensors from before the update, which are put into the model for a moment.
     """
     model = in_fp32(model)
-    state = checkpoint_state(model)
-    parts: dict[str, list[str]] = defaultdict(list)
-    for name, tensor in state.items():
+    parts: dict[str, list[PutBack]] = defaultdict(list)
+    for name, tensor in checkpoint_state(model).items():
         if not torch.equal(tensor, old[name].to(tensor)):
-            parts[part_of(name)].append(name)
-    found = {}
-    for part, names in parts.items():
-        with _put_back(state, old, names):
-            found[part] = whole - trainer_scores(model, canary)
-    return found
+            parts[part_of(name)].append(PutBack(tensor, old[name]))
+    return {part: whole - _without(model, pairs, canary) for part, pairs in parts.items()}
 
 
-@contextmanager
+def rank_scores(
+    model: Any, old: Mapping[str, torch.Tensor], canary: Canary, whole: Floats, ranks: int
+) -> dict[str, Floats]:
+    """By rank of an engine that cuts its tensors among `ranks`, the same: one forward for each."""
+    model = in_fp32(model)
+    state, cut = checkpoint_state(model), cuts(model)
+    pairs = {
+        rank: [
+            PutBack(*(shard(tensor, cut[name], rank, ranks) for tensor in (state[name], old[name])))
+            for name in state.keys() & cut.keys()
+        ]
+        for rank in (range(ranks) if ranks > 1 and cut else ())
+    }
+    return {f"rank {rank} of {ranks}": whole - _without(model, pairs[rank], canary) for rank in pairs}
+
+
+class PutBack(NamedTuple):
+    """A tensor of the model, or a view of a piece of it, and what it was before the update."""
+
+    new: torch.Tensor
+    old: torch.Tensor
+
+
 @torch.no_grad()
-def _put_back(
-    state: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor], names: list[str]
-) -> Iterator[None]:
-    new = {name: state[name].clone() for name in names}
+def _without(model: Any, pairs: Sequence[PutBack], canary: Canary) -> Floats:
+    """What `model` says while these are as they were."""
+    kept = [pair.new.clone() for pair in pairs]
     try:
-        for name in names:
-            state[name].copy_(old[name])
-        yield
+        for new, old in pairs:
+            new.copy_(old)
+        return trainer_scores(model, canary)
     finally:
-        for name, tensor in new.items():
-            state[name].copy_(tensor)
+        for (new, _), value in zip(pairs, kept, strict=True):
+            new.copy_(value)

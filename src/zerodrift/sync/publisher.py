@@ -96,6 +96,8 @@ class WeightPublisher:
         return receipts
 
     def _send(self, state: WholeState, label: str, parent: WeightVersion | None) -> tuple[Receipt, ...]:
+        for taker in self._takers:
+            taker.require_started()
         tensors, tied = state
         update = UpdateManifest(version=label, parent=parent, weights=manifest_of(tensors), tied=tied)
         self._prepare(update, tensors)

@@ -25,9 +25,9 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.stats.arrays import Floats
 from zerodrift.sync.canary import Canary
-from zerodrift.sync.judge import Arrival, CanaryFinding, CanaryScores, SideFacts, judge
+from zerodrift.sync.judge import Arrival, CanaryFinding, CanaryScores, Shares, SideFacts, judge
 from zerodrift.sync.ledger import Place, ReceiptLedger
-from zerodrift.sync.measure import part_scores, trainer_scores
+from zerodrift.sync.measure import part_scores, rank_scores, trainer_scores
 from zerodrift.sync.receipt import Receipt
 from zerodrift.sync.slope import FALSE_ALARM
 from zerodrift.weights.digest import checkpoint_state
@@ -36,6 +36,8 @@ from zerodrift.weights.listing import manifest_of
 
 CACHED_PROMPT = 300
 """Tokens that fill a block of any prefix cache: vLLM's have 16 on a GPU and 128 on a CPU."""
+RANKS = "tensor_parallel_size"
+"""What engines call their number in a fingerprint."""
 
 
 class _Moment(NamedTuple):
@@ -62,10 +64,12 @@ class ReceiptTaker:
         parts: bool = True,
     ) -> None:
         """`place`: replica, and rank where each has an address of its own; `gate`: mean |Δ| that is allowed at all, as an audit of the engine found it; `parts`: keep a copy of the
-        weights of the last version, to say which layer did not arrive."""
+        weights of the last version, to say which layer did not arrive, or which rank."""
         need(engine, Capability.SCORE, "a receipt needs logprobs of given tokens")
         self.engine, self.canary, self.ledger, self.place = engine, canary, ledger, place
         self._gate, self._parts = gate, parts
+        self.ranks: int | None = None
+        """Of tensor parallelism behind the engine's address; None: as many as it says itself."""
         self._last: _Moment | None = None
 
     def start(self, model: Any, version: WeightVersion | str) -> None:
@@ -75,26 +79,31 @@ class ReceiptTaker:
 
     def take(self, model: Any, version: WeightVersion | str, *, salt: str | None = None) -> Receipt:
         """After `version` was sent; `salt` is what rollouts of this version are asked with, where they are."""
-        if (before := self._last) is None:
-            raise OutOfOrder("a receipt needs what both sides said before the update; call start() first")
+        before = self.require_started()
         began = time.perf_counter()
         answer = self._ask(salt)
         after = self._moment(model, _whole(model, version))
         scores = CanaryScores(
             before.trainer, after.trainer, before.engine, after.engine, self.canary.sequence
         )
-        parts = part_scores(model, before.tensors, self.canary, after.trainer) if self._parts else {}
+        shares = self._shares(model, before, after) if self._parts else Shares()
         told, digest = self._told(answer, before.version, after.version)
-        receipt = self._written(judge(scores, parts, told), scores, before.version, after.version)
+        receipt = self._written(judge(scores, shares, told), scores, before.version, after.version)
         receipt = msgspec.structs.replace(
             receipt, told=told.answers_as, engine_digest=digest, seconds=time.perf_counter() - began
         )
-        self.ledger.append(receipt)
+        receipt = self.ledger.append(receipt).receipt
         # Changes are counted from the last version that both sides are known to have had: of updates that say too
         # little one by one the sum says more, and one that was missed may be sent again.
         if receipt.arrival is Arrival.CONFIRMED:
             self._last = after
         return receipt
+
+    def require_started(self) -> _Moment:
+        """What both sides said before the update; afterwards it is too late to ask."""
+        if self._last is None:
+            raise OutOfOrder("a receipt needs what both sides said before the update; call start() first")
+        return self._last
 
     def hold(
         self, version: WeightVersion, message: str = "an update was sent, and no receipt was taken since"
@@ -102,10 +111,8 @@ class ReceiptTaker:
         """`version` was sent, or is about to be: nothing is known until a receipt is taken."""
         nothing = np.zeros(2)
         scores = CanaryScores(nothing, nothing, nothing, nothing, np.arange(2))
-        finding = judge(scores, {}, SideFacts())._replace(message=message, needed=self.canary.tokens)
-        receipt = self._written(finding, scores, None, version)
-        self.ledger.append(receipt)
-        return receipt
+        finding = judge(scores, Shares(), SideFacts())._replace(message=message, needed=self.canary.tokens)
+        return self.ledger.append(self._written(finding, scores, None, version)).receipt
 
     def _moment(self, model: Any, version: WeightVersion) -> _Moment:
         engine = self.canary.flat("the engine", self.engine.score(self.canary.sequences))
@@ -115,6 +122,14 @@ class ReceiptTaker:
             else {}
         )
         return _Moment(version, trainer_scores(model, self.canary), engine, tensors)
+
+    def _shares(self, model: Any, before: _Moment, after: _Moment) -> Shares:
+        old, whole = before.tensors, after.trainer
+        says = self.engine.fingerprint().numeric.get(RANKS, "")
+        ranks = self.ranks or (int(says) if says.isdecimal() else 1)
+        return Shares(
+            part_scores(model, old, self.canary, whole), rank_scores(model, old, self.canary, whole, ranks)
+        )
 
     def _ask(self, salt: str | None) -> Completion:
         """One token after a long prompt, as rollouts ask: under which label, and out of which cache?"""
@@ -149,7 +164,6 @@ class ReceiptTaker:
         self, finding: CanaryFinding, scores: CanaryScores, old: WeightVersion | None, new: WeightVersion
     ) -> Receipt:
         low, high = finding.fit.interval
-        follows = self.ledger.last(self.place)
         return Receipt(
             version=new,
             parent=old,
@@ -170,7 +184,6 @@ class ReceiptTaker:
             usual=finding.usual,
             needed=finding.needed,
             false_alarm=FALSE_ALARM,
-            follows=None if follows is None else follows.id,
             at=time.time(),
             seconds=0.0,
         )

@@ -4,6 +4,7 @@
 Who can go back to the version before says so; a vLLM server cannot, and is published to last.
 """
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -96,38 +97,58 @@ class ServerTarget:
 
     goes_back = False
 
-    def __init__(self, backend: Backend, exchange: Path, checkpoint: Path, *, name: str) -> None:
-        """`exchange`: a directory that both sides see; `checkpoint`: that of the model, whose config.json goes along."""
+    def __init__(
+        self, backend: Backend, exchange: Path, checkpoint: Path, *, name: str, retain: int | None = 2
+    ) -> None:
+        """`exchange`: a directory that both sides see; `checkpoint`: that of the model, whose config.json goes along; `retain`:
+        how many of the versions that were sent stay in `exchange`; None: all."""
         need(backend, Capability.LOAD_WEIGHTS, "start vLLM with VLLM_SERVER_DEV_MODE=1")
         self.name, self.backend = name, backend
         self._exchange, self._config = Path(exchange), (Path(checkpoint) / CONFIG).read_bytes()
+        self.retain = retain
         self._prepared: WeightVersion | None = None
         self._directory: Path | None = None
+        self._sent: dict[Path, None] = {}
 
     def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """As a directory of its own, which the server reads when it is told to."""
         self._exchange.mkdir(parents=True, exist_ok=True)
         folder = update.identity[:32]
+        # Sent before and again, or by another server's target: the name says what is in it.
+        shutil.rmtree(self._exchange / folder, ignore_errors=True)
         write_update(self._exchange, folder, update, tensors)
         (self._exchange / folder / CONFIG).write_bytes(self._config)
         self._prepared, self._directory = update.weight_version, self._exchange / folder
 
     def publish(self) -> None:
         """Nothing is in flight while it reads, and nothing that it cached before is used again."""
-        if self._prepared is None or self._directory is None:
+        if (version := self._prepared) is None or (directory := self._directory) is None:
             raise OutOfOrder(f"{self.name} has no update to publish; prepare one first")
+        # From here on it may read there, also where no answer comes.
+        self._prepared = None
+        self._keep_last(directory)
         if isinstance(self.backend, VllmBackend):
             with self.backend.paused():
-                self.backend.load_weights(self._directory, self._prepared)
+                self.backend.load_weights(directory, version)
         else:
-            self.backend.load_weights(self._directory, self._prepared)
+            self.backend.load_weights(directory, version)
         if Capability.RESET_CACHE in self.backend.capabilities:
             self.backend.reset_cache()
-        self._prepared = None
 
     def abort(self) -> None:
-        """Nothing was sent yet."""
+        """What was prepared and not sent is removed."""
+        if self._prepared is not None and self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._sent.pop(self._directory, None)
         self._prepared = None
+
+    def _keep_last(self, directory: Path) -> None:
+        self._sent.pop(directory, None)
+        self._sent[directory] = None
+        while self.retain is not None and len(self._sent) > self.retain:
+            oldest = next(iter(self._sent))
+            del self._sent[oldest]
+            shutil.rmtree(oldest, ignore_errors=True)
 
     def roll_back(self) -> None:
         """It cannot."""

@@ -113,7 +113,7 @@ def _target(config: RunConfig, server: ReachedServer, model: Any, directory: Pat
     checkpoint = directory / "model"
     checkpoint.mkdir()
     model.config.to_json_file(checkpoint / CONFIG, use_diff=False)
-    return ServerTarget(server.backend, directory, checkpoint, name=name)
+    return ServerTarget(server.backend, directory, checkpoint, name=name, retain=None)
 
 
 def _connected(config: RunConfig) -> VllmBackend:

@@ -25,6 +25,8 @@ from zerodrift.weights.safetensors_bytes import MOST_HEADER_BYTES, Stored, tenso
 from zerodrift.weights.update import MOST_MANIFEST_BYTES, FileRecord, UpdateManifest, decode_update, few
 
 MANIFEST, WEIGHTS, INDEX = "update.json", "model.safetensors", "model.safetensors.index.json"
+KEPT = "weights"
+"""Of an engine's versions: the directory of those that are kept, each under the identity of its manifest."""
 _NAME = re.compile(r"[\w\-][\w.\-]{0,199}", re.ASCII)
 _LINKS = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
 
@@ -170,6 +172,21 @@ def _check_names(found: Iterable[str], expected: set[str], seen: set[str], where
         raise ModelError(f"{where} holds {few(twice)}, as another shard does; each tensor stands in one")
     if names != expected:
         raise ModelError(f"{where} does not hold what it should: {few(names ^ expected)} missing or too many")
+
+
+def check_kept(directory: Path, identity: str) -> None:
+    """The weights of a version that is kept can be read, and are those that were."""
+    folder = Folder(directory / KEPT, identity)
+    try:
+        update = folder.manifest()
+        if update.identity != identity:
+            raise DigestMismatch(
+                f"{folder.where} holds {update.version!r}, whose manifest is another one; it was exchanged"
+            )
+        for _ in folder.tensors(update):
+            pass
+    finally:
+        folder.close()
 
 
 @contextmanager

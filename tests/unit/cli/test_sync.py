@@ -1,8 +1,10 @@
 import json
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from zerodrift.cli.main import main
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
@@ -12,7 +14,12 @@ from zerodrift.sync.judge import Arrival
 from zerodrift.sync.key import read_key
 from zerodrift.sync.ledger import LOG, ReceiptLedger
 from zerodrift.sync.receipt import Receipt, ReceiptedRollout
+from zerodrift.weights.files import write_update
+from zerodrift.weights.folder import KEPT
+from zerodrift.weights.listing import manifest_of
+from zerodrift.weights.registry import LOG as VERSIONS
 from zerodrift.weights.registry import Kind, Registry
+from zerodrift.weights.update import UpdateManifest
 
 
 def run(*arguments: object) -> int:
@@ -37,9 +44,11 @@ def versions(tmp_path: Path) -> Path:
     directory = tmp_path / "versions"
     registry = Registry(directory)
     for number, follows in enumerate((None, "step 0", "step 1")):
-        version = WeightVersion(f"step {number}", str(number) * 64)
-        registry.append(Kind.COMMITTED, version, str(number) * 64)
-        registry.append(Kind.PUBLISHED, version, str(number) * 64, follows=follows)
+        state = {"a": torch.full((3,), float(number))}
+        update = UpdateManifest(version=f"step {number}", weights=manifest_of(state))
+        write_update(directory / KEPT, update.identity, update, state)
+        registry.append(Kind.COMMITTED, update.weight_version, update.identity)
+        registry.append(Kind.PUBLISHED, update.weight_version, update.identity, follows=follows)
     registry.close()
     return directory
 
@@ -119,6 +128,25 @@ def test_rollback(versions: Path) -> None:
     assert run("sync", "rollback", versions, "--expected", "step 1") == 2
     registry.close()
     assert run("sync", "rollback", versions, "--expected", "step 1", "--to", "step 0") == 0
+
+
+def test_a_version_whose_weights_were_damaged_is_not_rolled_back_to(versions: Path) -> None:
+    """No engine would start over it."""
+    registry = Registry(versions)
+    weights = versions / KEPT / registry.versions.known["step 1"].manifest / "model.safetensors"
+    registry.close()
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert run("sync", "rollback", versions, "--expected", "step 2") == 2
+    weights.unlink()
+    assert run("sync", "rollback", versions, "--expected", "step 2") == 2
+    assert run("sync", "rollback", versions, "--expected", "step 2", "--to", "step 0") == 0
+
+
+@pytest.mark.parametrize("log", [LOG, VERSIONS])
+def test_a_pipe_is_no_log(tmp_path: Path, key: Path, log: str) -> None:
+    os.mkfifo(tmp_path / log)
+    assert run("sync", "status", tmp_path, "--key", key) == 2
 
 
 def test_what_is_not_there(tmp_path: Path, key: Path) -> None:

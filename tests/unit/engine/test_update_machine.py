@@ -66,6 +66,15 @@ class Machine(RuleBasedStateMachine):
         if live := sorted(self.witness.loop.engine.scheduler.requests):
             self.witness.abort(data.draw(st.sampled_from(live)))
 
+    @rule(in_flight=st.sampled_from(["keep", "abort", "drain"]))
+    def pause(self, in_flight: str) -> None:
+        """Once more: all of it is stepped by hand, so that the loop is paused from the start."""
+        loop = self.witness.loop
+        loop._between_steps(lambda: None)  # what was submitted is admitted
+        never_ends = in_flight == "drain" and loop.engine.has_unfinished
+        assert self.witness.attempt(lambda: loop.pause(in_flight=in_flight)) == (not never_ends)
+        assert not (in_flight == "abort" and loop.engine.has_unfinished)
+
     @precondition(lambda self: self.update is None)
     @rule()
     def begin(self) -> None:

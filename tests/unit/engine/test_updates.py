@@ -319,6 +319,12 @@ def test_an_update_whose_trainer_died_is_ended_by_another(
     assert publish(updates, trainer, "step 1", "step 0").label == "step 1"
 
 
+def test_what_is_asked_for_is_a_version(updates: Updates) -> None:
+    for ask in (updates.weights_of, updates.published):
+        with pytest.raises(InvalidValue):
+            ask(5)  # type: ignore[arg-type]
+
+
 def test_a_closed_registry_writes_to_nobody(updates: Updates, trainer: Any) -> None:
     update = pushed(updates, trainer, "step 1", "step 0")
     update.verify()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from zerodrift.core.cause import UNEXPLAINED
-from zerodrift.sync.judge import Arrival, CanaryScores, SideFacts, judge
+from zerodrift.sync.judge import Arrival, CanaryScores, Shares, SideFacts, judge
 
 TOKENS, LENGTH = 1024, 16
 SEQUENCE = np.repeat(np.arange(TOKENS // LENGTH), LENGTH)
@@ -29,7 +29,7 @@ def scored(rng, change, noise=0.3, before=None, after=None):
 
 
 def of(scores, parts=None, told=NEW):
-    found = judge(scores, parts or {}, told)
+    found = judge(scores, Shares(parts or {}), told)
     return found.arrival, found.cause
 
 
@@ -82,7 +82,7 @@ def with_parts(rng, count, missing):
 @pytest.mark.parametrize("missing", [(1,), (0, 2)])
 def test_layers_that_are_missing_are_named(rng, missing):
     scores, parts = with_parts(rng, 4, missing)
-    found = judge(scores, parts, NEW)
+    found = judge(scores, Shares(parts), NEW)
     assert (found.arrival, found.cause) == (Arrival.MISSED, "weights/partial")
     assert found.message.endswith(", ".join(f"layer {number}" for number in missing))
 
@@ -90,10 +90,38 @@ def test_layers_that_are_missing_are_named(rng, missing):
 def test_one_layer_of_many_is_seen_by_itself(rng):
     """One of forty: the slope of the whole is 0.975, and within what is not refused."""
     scores, parts = with_parts(rng, 40, (7,))
-    found = judge(scores, parts, NEW)
+    found = judge(scores, Shares(parts), NEW)
     assert not found.fit.refuses(1.0)
     assert (found.arrival, found.cause) == (Arrival.MISSED, "weights/partial")
     assert found.message.endswith("layer 7")
+
+
+def with_ranks(rng, layers, ranks, missing):
+    """The same update cut twice: along its layers and across all of them."""
+    pieces = rng.normal(size=(layers, ranks, TOKENS))
+    by_layer = {f"layer {number}": pieces[number].sum(axis=0) for number in range(layers)}
+    by_rank = {f"rank {number} of {ranks}": pieces[:, number].sum(axis=0) for number in range(ranks)}
+    p = pieces.sum(axis=(0, 1))
+    errors = 0.3 * rng.normal(size=(2, TOKENS))
+    observed = p - pieces[:, missing].sum(axis=(0, 1))
+    return CanaryScores(p * 0, p, errors[0], observed + errors[1], SEQUENCE), Shares(by_layer, by_rank)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_rank_without_the_update_is_no_layer_and_no_fraction(rng, ranks):
+    found = judge(*with_ranks(rng, 4, ranks, [ranks - 1]), NEW)
+    assert (found.arrival, found.cause) == (Arrival.MISSED, "weights/rows")
+    assert f"rank {ranks - 1} of {ranks}" in found.message
+    assert "layer" not in found.message
+
+
+def test_a_layer_that_is_missing_at_all_ranks_and_half_of_everything_are_no_rank(rng):
+    scores, shares = with_ranks(rng, 4, 2, [])
+    without = scores._replace(engine_after=scores.engine_after - shares.parts["layer 1"])
+    assert judge(without, shares, NEW).message.endswith(": layer 1")
+    half = scores._replace(engine_after=scores.engine_after - scores.predicted / 2)
+    assert judge(half, shares, NEW).cause == "weights/fraction"
+    assert judge(scores, shares, NEW).arrival is Arrival.CONFIRMED
 
 
 def test_nothing_is_missing_of_what_arrived_in_parts(rng):
@@ -117,7 +145,7 @@ def test_what_an_engine_always_gets_wrong_is_none_of_the_updates(rng):
 
 
 def test_an_update_below_the_noise_is_not_judged_and_says_what_would_do(rng):
-    found = judge(scored(rng, lambda p: p, noise=4.0), {}, NEW)
+    found = judge(scored(rng, lambda p: p, noise=4.0), Shares(), NEW)
     assert (found.arrival, found.cause) == (Arrival.INCONCLUSIVE, None)
     assert found.needed is not None
     assert TOKENS < found.needed < 64 * TOKENS
@@ -127,7 +155,7 @@ def test_an_update_that_moves_nothing(rng):
     scores = scored(rng, lambda p: 0 * p)._replace(
         trainer_after=np.zeros(TOKENS), trainer_before=np.zeros(TOKENS)
     )
-    found = judge(scores, {}, NEW)
+    found = judge(scores, Shares(), NEW)
     assert (found.arrival, found.needed) == (Arrival.INCONCLUSIVE, None)
     assert of(scores, told=NEW._replace(same_digest=True)) == (Arrival.CONFIRMED, None)
 

@@ -144,6 +144,11 @@ def test_an_engine_that_decided_against_it_ends_it_for_all(
     assert labels(engines) == ["v0", "v0"]
 
 
+def test_a_decision_is_yes_or_no(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue):
+        Decisions(tmp_path).decide("0" * 64, made="yes")  # type: ignore[arg-type]
+
+
 def test_a_decision_is_made_once(tmp_path: Path) -> None:
     decisions, name = Decisions(tmp_path), "a" * 64
     assert decisions.found(name) is None
@@ -326,6 +331,12 @@ def test_the_same_version_again_is_refused_and_stays(engines, targets) -> None:
         with contextlib.suppress(VersionConflict):
             WeightPublisher(model_of(1), [targets[1]]).publish("v1")
         assert labels(engines) == ["v0", "v1"]
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "host:port", "http://host:80/", "host:80/x", None])
+def test_an_engine_is_at_a_host_and_a_port(address: Any) -> None:
+    with pytest.raises(InvalidValue):
+        HttpTarget(address, TOKEN, name="far")
 
 
 def test_targets_need_names_of_their_own(targets: list[Any]) -> None:

@@ -1,5 +1,6 @@
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,9 @@ from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.sync.canary import Canary, canary_of, random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.key import create_key, read_key
-from zerodrift.sync.ledger import LOG, ReceiptLedger, require_receipt
+from zerodrift.sync.ledger import LOG, MOST_LINE_BYTES, ReceiptLedger, require_receipt
 from zerodrift.sync.receipt import Receipt, ReceiptedRollout, SealedReceipt, decode_receipt, opened, seal
+from zerodrift.weights.registry import Registry
 
 KEY = bytes(range(32))
 FIRST, SECOND = WeightVersion("step 1", "1" * 64), WeightVersion("step 2", "2" * 64)
@@ -212,14 +214,18 @@ def test_a_version_that_was_found_missing_later_is_refused(ledger):
         require_receipt(stamped, ledger)
 
 
+def versions(ledger):
+    return [each.version for each in ledger.receipts]
+
+
 def test_a_ledger_is_read_again(ledger, tmp_path):
     ledger.append(receipt())
     with (tmp_path / LOG).open("ab") as file:
         file.write(b'{"id": "torn')
     again = ReceiptLedger(tmp_path, KEY)
-    assert again.receipts == (receipt(),)
+    assert versions(again) == [FIRST]
     again.append(receipt(SECOND))
-    assert ReceiptLedger(tmp_path, KEY).receipts == (receipt(), receipt(SECOND))
+    assert versions(ReceiptLedger(tmp_path, KEY)) == [FIRST, SECOND]
 
 
 def test_a_ledger_that_was_edited_is_refused(ledger, tmp_path):
@@ -235,6 +241,77 @@ def test_a_ledger_that_was_edited_is_refused(ledger, tmp_path):
     path.write_bytes(line)
     with pytest.raises(NoReceipt):
         ReceiptLedger(tmp_path, bytes(32))
+
+
+def test_a_receipt_that_was_taken_out_is_missed(ledger, tmp_path):
+    """A hole, wherever it is but at the end: what was missed would have been confirmed all along."""
+    for arrival in (Arrival.CONFIRMED, Arrival.MISSED, Arrival.CONFIRMED):
+        ledger.append(receipt(SECOND, arrival, at=float(len(ledger.receipts))))
+    ledger.append(receipt(replica="b"))
+    lines = (tmp_path / LOG).read_bytes().splitlines(keepends=True)
+    for without in ([0], [1], [0, 1]):
+        (tmp_path / LOG).write_bytes(b"".join(line for at, line in enumerate(lines) if at not in without))
+        with pytest.raises(RecordError):
+            ReceiptLedger(tmp_path, KEY)
+    (tmp_path / LOG).write_bytes(b"".join([lines[3], *lines[:3]]))
+    assert len(ReceiptLedger(tmp_path, KEY).receipts) == 4  # replicas do not wait for each other
+
+
+def test_two_takers_with_a_ledger_each_see_each_others_receipts(tmp_path):
+    """Of one directory, as two processes have it: one that misses stops the rollouts that the other would stamp."""
+    one, other = ReceiptLedger(tmp_path, KEY), ReceiptLedger(tmp_path, KEY)
+    first = one.append(receipt())
+    assert other.stamp([rollout("step 1")], "a")[0].receipts == (first.id,)
+    other.append(receipt(SECOND, Arrival.MISSED))
+    with pytest.raises(NoReceipt):
+        one.stamp([rollout("step 1")], "a")
+    third = one.append(receipt(SECOND, at=1.0))
+    assert [each.follows for each in ReceiptLedger(tmp_path, KEY).receipts] == [
+        None,
+        first.id,
+        other.receipts[1].id,
+    ]
+    assert require_receipt([ReceiptedRollout(rollout("step 2"), (third.id,))], other)
+
+
+def test_many_at_once_leave_every_line_whole(tmp_path):
+    ledgers = [ReceiptLedger(tmp_path, KEY) for _ in range(4)]
+
+    def write(number):
+        for turn in range(12):
+            ledgers[number % 4].append(receipt(replica=f"{number % 2}", at=float(100 * number + turn)))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    assert len(ReceiptLedger(tmp_path, KEY).receipts) == 96
+
+
+def test_a_line_that_no_receipt_has_is_refused_and_nothing_is_written_behind_it(ledger, tmp_path):
+    ledger.append(receipt())
+    with (tmp_path / LOG).open("ab") as file:
+        file.write(b" " * MOST_LINE_BYTES + b"\n")
+    for act in (lambda: ReceiptLedger(tmp_path, KEY), lambda: ledger.append(receipt(SECOND))):
+        with pytest.raises(RecordError):
+            act()
+
+
+def test_an_engine_that_has_the_same_directory_is_not_waited_for(ledger, tmp_path):
+    registry = Registry(tmp_path)
+    ledger.append(receipt())
+    registry.close()
+
+
+@pytest.mark.parametrize("shortened", [0, 1, -1])
+def test_a_ledger_that_shrinks_under_its_reader_is_refused(ledger, tmp_path, shortened):
+    ledger.append(receipt())
+    ledger.append(receipt(SECOND, Arrival.MISSED))
+    lines = (tmp_path / LOG).read_bytes().splitlines(keepends=True)
+    (tmp_path / LOG).write_bytes(b"".join(lines)[:-1] if shortened < 0 else b"".join(lines[:shortened]))
+    with pytest.raises(RecordError):
+        ledger.stamp([rollout("step 1")], "a")
+    (tmp_path / LOG).unlink()
+    with pytest.raises(RecordError):
+        ledger.append(receipt(at=2.0))
 
 
 # Canaries

@@ -13,6 +13,7 @@ from zerodrift.sync.canary import random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.ledger import ReceiptLedger, require_receipt
 from zerodrift.sync.measure import trainer_scores
+from zerodrift.sync.shards import VOCABULARY, TensorCut, cuts, shard
 from zerodrift.sync.take import ReceiptTaker
 from zerodrift.weights.digest import checkpoint_state
 
@@ -91,6 +92,33 @@ def test_a_layer_that_is_missing_and_the_update_sent_again(taker, versions):
     again = taker.take(versions[1], WeightVersion("step 1 again"))
     assert (again.arrival, again.follows) == (Arrival.CONFIRMED, receipt.id)
     assert again.parent.label == "step 0"
+
+
+def test_one_rank_of_two_is_missing(taker, versions):
+    """What an engine computes whose tensors are cut, and of which the second has kept its pieces."""
+    old, torn = (checkpoint_state(copy.deepcopy(each)) for each in versions)
+    for name, cut in cuts(versions[1]).items():
+        if name in torn:
+            shard(torn[name], cut, 1, 2).copy_(shard(old[name], cut, 1, 2))
+    taker.engine.engine.swap_weights(torn, "step 1")
+    taker.ranks = 2
+    receipt = taker.take(versions[1], "step 1")
+    assert (receipt.arrival, receipt.cause) == (Arrival.MISSED, "weights/rows")
+    assert "rank 1 of 2" in receipt.message
+
+
+def test_ranks_have_all_of_a_tensor_once(versions):
+    state = versions[0].state_dict()
+    cut = cuts(versions[0])
+    assert {name for name in state.keys() - cut.keys() if "norm" not in name} == set()
+    for name in cut:
+        pieces = [shard(state[name], cut[name], rank, 3) for rank in range(3)]
+        assert torch.equal(torch.cat(pieces, dim=cut[name].dim), state[name])
+
+
+def test_a_vocabulary_is_cut_in_steps_of_64_rows():
+    rows = [len(shard(torch.empty(130, 1), TensorCut(0, VOCABULARY), rank, 2)) for rank in range(2)]
+    assert rows == [96, 34]
 
 
 def test_an_update_of_nothing(taker, versions):
