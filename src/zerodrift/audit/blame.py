@@ -161,7 +161,7 @@ class Blame:
             *sides.results,
             *known.results,
         ]
-        parameters = Parameters(unstated(rollouts), known.in_force, known.by_numbers)
+        parameters = Parameters(unstated(rollouts), known.in_force, known.by_numbers, known.in_trainer)
         conclusion = conclude(
             sides,
             results,

@@ -22,6 +22,8 @@ WEIGHT_SYNC = "weight sync"
 DUMP = "dump"
 """Guilty where rollouts were written down wrongly, by whoever wrote them."""
 NOTHING_TO_DATE = "nothing to date"
+ROUGHLY = 0.1
+"""Of a temperature: a thousand samples tell it to a twentieth."""
 COARSE = 1e-3
 """Nats: a top-k of 50 or a min-p of 0.01 cuts off a few thousandths."""
 ODD_CHECKPOINT = (
@@ -39,13 +41,31 @@ class Parameters(NamedTuple):
     """Those that explain the numbers, or the samples."""
     by_numbers: bool = False
     """Numbers tell those exactly; samples tell them roughly."""
+    in_trainer: Mapping[str, float] = {}
+    """Those that explain the trainer's numbers."""
 
     @property
     def to_state(self) -> dict[str, float]:
-        """Found exactly, and not stated."""
+        """Found exactly, and not stated; a temperature that the samples have is typed in two digits."""
+        if self.by_samples is not None:
+            return {"temperature": self.by_samples}
         return {
             name: self.in_force[name] for name in self.in_force if name in self.unstated and self.by_numbers
         }
+
+    @property
+    def by_samples(self) -> float | None:
+        """A temperature that nobody stated, and that samples have where the engine's numbers have another."""
+        if self.by_numbers or not {"temperature"} & set(self.unstated) & set(self.in_force):
+            return None
+        roughly = self.in_force["temperature"]
+        exactly = self.in_trainer.get("temperature", roughly)
+        return exactly if abs(exactly - roughly) <= ROUGHLY * roughly else float(f"{roughly:.2g}")
+
+    @property
+    def names(self) -> set[str]:
+        """All that are in force somewhere."""
+        return {*self.in_force, *self.in_trainer}
 
     def hidden_in(self, resolution: float) -> bool:
         """They cut distributions short, and what that does to logprobs, once renormalised, is no more than `resolution`."""
@@ -70,12 +90,16 @@ def conclude(
     the engine's numbers say nothing."""
     about = Circumstances(
         unstated=parameters.unstated if _left_open(sides, parameters, resolution) else (),
+        in_force=parameters.names,
         odd_reference=same_numbers and not _named(causes),
         # Tokens that were taken and not drawn are asked about by another probe.
         required=(Probe.DUMP, Probe.PARITY, sides.samples.overall.probe),
     )
     decision = decide(results, causes, about)
     if decision.unstated:
+        sampled = None if "engine" in sides.guilty else parameters.by_samples
+        if sampled is not None:
+            return decision._replace(message=_two_temperatures(sampled, sides))
         return decision._replace(message=_state_it(decision.unstated, parameters))
     if about.odd_reference and decision.verdict is Outcome.INCONCLUSIVE:
         return decision._replace(message=ODD_CHECKPOINT)
@@ -88,11 +112,23 @@ def _left_open(sides: Sides, parameters: Parameters, resolution: float) -> bool:
     """A parameter that nobody stated may be all that is wrong.
 
     Numbers that are right while the samples, or the trainer's, are not contradict those under any parameters, if they
-    are sharp enough: a top-p of 0.95 moves them by 0.05 nats, which is no more than bf16 does.
+    are sharp enough: a top-p of 0.95 moves them by 0.05 nats, which is no more than bf16 does. Only raw logprobs are
+    right under any temperature but the requested one: until that is known, the sampler may be sound.
     """
     if "engine" in sides.guilty:
         return True
-    return "sampler" in sides.guilty and parameters.hidden_in(resolution)
+    if "sampler" not in sides.guilty:
+        return False
+    return parameters.by_samples is not None or parameters.hidden_in(resolution)
+
+
+def _two_temperatures(sampled: float, sides: Sides) -> str:
+    who = "The samples" if "trainer" not in sides.guilty else "The samples and the trainer's numbers"
+    return (
+        f"{who} have temperature {sampled:.4g}, the engine's numbers are those of temperature 1, and the dump does not "
+        f"state which was requested: {how_to_state(['temperature'])}. After {sampled:.4g} the engine reports raw "
+        "logprobs; after 1 the tokens are drawn wrongly."
+    )
 
 
 def _state_it(names: Sequence[str], parameters: Parameters) -> str:

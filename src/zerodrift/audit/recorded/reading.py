@@ -4,7 +4,7 @@ Lines that were skipped, rollouts that were not asked for, parameters that nobod
 all limit what the numbers can prove; a reader of the verdict must see them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -109,12 +109,14 @@ def as_options(values: Mapping[str, float]) -> str:
     return "".join(f" {_OPTIONS[name]} {value:.4g}" for name, value in values.items() if name in _OPTIONS)
 
 
-def with_doubt(causes: Sequence[CauseFound], judged: Sequence[RecordedRollout]) -> tuple[CauseFound, ...]:
+def with_doubt(
+    causes: Sequence[CauseFound], judged: Sequence[RecordedRollout], in_force: Collection[str] = ()
+) -> tuple[CauseFound, ...]:
     """A parameter in force that nobody asked for, or one that the dump forgot to mention? Said where it is open."""
     silent = unstated(judged)
     doubted = []
     for cause in causes:
-        names = open_to_doubt(cause, silent)
+        names = open_to_doubt(cause, silent, in_force)
         doubt = f"; the dump does not state {', '.join(names)}: if this was requested, {how_to_state(names)}"
         evidence = cause.evidence + (doubt if names else "")
         doubted.append(msgspec.structs.replace(cause, evidence=evidence))

@@ -27,7 +27,7 @@ from zerodrift.audit.recorded.rescored import Rescored
 from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.sides import Side, Sides, judge_samples
 from zerodrift.audit.recorded.told_precision import Scale
-from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
+from zerodrift.audit.recorded.trainer import OfTrainer, as_trainer, trainer_causes
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.backends.reference import ReferenceBackend
@@ -55,6 +55,8 @@ class Found(NamedTuple):
     """Sampling parameters that explain the engine's numbers or samples, where such do."""
     by_numbers: bool = False
     """Numbers tell those to the last digit; samples tell them roughly."""
+    in_trainer: Mapping[str, float] = {}
+    """Those that explain the trainer's numbers."""
     notation: Notation | None = None
     """In which the engine's numbers are written, where not as they should be."""
 
@@ -92,9 +94,11 @@ class Search(NamedTuple):
             alone = by_samples_alone(sides.samples.overall, self.engine)
             known = known._replace(causes=known.causes or alone)
         if "trainer" in guilty and not same_numbers:
-            known = known._replace(causes=joined(known.causes, self._trainer(guilty["trainer"], rng)))
+            trainer = self._trainer(guilty["trainer"], rng)
+            known = known._replace(causes=joined(known.causes, trainer.causes), in_trainer=trainer.in_force)
         known = self._with_sign(known)
-        return known._replace(causes=with_doubt(known.causes, self.scored.rollouts))
+        in_force = {*known.in_force, *known.in_trainer}
+        return known._replace(causes=with_doubt(known.causes, self.scored.rollouts, in_force))
 
     def dated(self, known: Found, sides: Sides) -> Dated | None:
         """Since when the engine's numbers have the named fault; what only samples or the trainer show is not in them."""
@@ -221,7 +225,7 @@ class Search(NamedTuple):
             return None
         return find_unrelated(self.reference.teacher, chosen, self.reference.facts.eos_token_ids)
 
-    def _trainer(self, side: Side, rng: np.random.Generator) -> tuple[CauseFound, ...]:
+    def _trainer(self, side: Side, rng: np.random.Generator) -> OfTrainer:
         chosen = [
             as_trainer(self.scored.rollouts[i], self.scored.measurements[i])
             for i in self._asked(side)
