@@ -25,6 +25,7 @@ from zerodrift.audit.recorded.conclude import (
     NOTHING_TO_DATE,
     Parameters,
     conclude,
+    of_the_previous,
     side_in_words,
     since_in_words,
 )
@@ -155,13 +156,15 @@ class Blame:
                 self._judged_with(search.scored),
                 self.engine,
                 told,
-                per_step=self.checkpoints is not None,
+                labels_fit=self.checkpoints is not None or search.scored.all_of_one,
             ),
             parameters_probe(rollouts),
             *sides.results,
             *known.results,
         ]
         parameters = Parameters(unstated(rollouts), known.in_force, known.by_numbers, known.in_trainer)
+        # Of checkpoints for each step it is the pattern that is one step late.
+        not_theirs = same_numbers and known.of_previous and self.previous is not None
         conclusion = conclude(
             sides,
             results,
@@ -170,7 +173,10 @@ class Blame:
             parameters=parameters,
             resolution=scale.gates.mean,
         )
-        to_type = commands(self.reproduce, conclusion, sides, parameters)
+        theirs = None
+        if not_theirs:
+            conclusion, theirs = of_the_previous(conclusion), str(self.previous)
+        to_type = commands(self.reproduce, conclusion, sides, parameters, theirs)
         # A record has room for one command: the last, which passes nothing that is wrong.
         reproduce = to_type[-1].command if to_type else self.reproduce
         fingerprint = fingerprint_of(self.dump, rollouts, self.engine)
@@ -188,8 +194,8 @@ class Blame:
         if self.checkpoints is not None:
             record = msgspec.structs.replace(record, model=self.checkpoints.pattern)
         side = side_in_words(conclusion.guilty, sides)
-        # What may have been requested did not begin to go wrong.
-        since = NOTHING_TO_DATE if conclusion.unstated else since_in_words(sides)
+        # What may have been requested did not begin to go wrong; nor did rollouts of another checkpoint.
+        since = NOTHING_TO_DATE if conclusion.unstated or not_theirs else since_in_words(sides)
         return Blamed(record, table, _judged(search.scored), side, since, told, to_type)
 
     def _judge(

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from math import log
 from typing import NamedTuple
 
+import msgspec
+
 from zerodrift.audit.decide import Circumstances, Decision, decide
 from zerodrift.audit.explain import LEAST_EXPLAINED
 from zerodrift.audit.probes.result import ProbeResult
@@ -29,6 +31,10 @@ COARSE = 1e-3
 ODD_CHECKPOINT = (
     "Engine and trainer agree with each other and not with the checkpoint: it is not the one that made these "
     "rollouts, or the dump leaves out how they were sampled."
+)
+PREVIOUS_IS_THEIRS = (
+    "Engine and trainer agree with each other, and both have the numbers of --previous in every rollout: that is the "
+    "checkpoint that made these rollouts, and --model is another. Judge them by it."
 )
 
 
@@ -106,6 +112,13 @@ def conclude(
     if decision.verdict is not Outcome.FAIL:
         return decision
     return _with_sides(decision, sides, same_numbers=same_numbers)
+
+
+def of_the_previous(decision: Decision) -> Decision:
+    """Engine and trainer agree, and every rollout has the numbers of the weights from before."""
+    # With its fix it would read as an update that never came.
+    listed = tuple(msgspec.structs.replace(cause, gating=False) for cause in decision.causes)
+    return decision._replace(message=PREVIOUS_IS_THEIRS, causes=listed)
 
 
 def _left_open(sides: Sides, parameters: Parameters, resolution: float) -> bool:

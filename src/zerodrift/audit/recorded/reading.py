@@ -35,9 +35,10 @@ def dump_probe(
     engine: str,
     precision: str = "",
     *,
-    per_step: bool = False,
+    labels_fit: bool = False,
 ) -> ProbeResult:
-    """How much of the dump was judged, and which lines were not; `per_step`: each step by weights of its own."""
+    """How much of the dump was judged, and which lines were not; `labels_fit`: each step was judged by
+    weights of its own, or the one checkpoint has every number."""
     evidence = DumpEvidence(
         lines=dump.lines,
         judged=len(judged),
@@ -58,7 +59,7 @@ def dump_probe(
             "the test of the samples"
         )
     versions = sorted({rollout.version for rollout in judged if rollout.version is not None})
-    if len(versions) > 1 and not per_step:
+    if len(versions) > 1 and not labels_fit:
         message += f"; they carry {len(versions)} weight versions, and one checkpoint cannot be all of them (--version)"
     if not dump.bad:
         return answered(Probe.DUMP, Outcome.PASS, message, evidence)

@@ -20,7 +20,7 @@ from zerodrift.audit.recorded.notation_readings import (
 )
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.timeline import observer, timeline
-from zerodrift.audit.recorded.told_precision import Shown, ToldPrecision, decimal_step, precision_of
+from zerodrift.audit.recorded.told_precision import AS_FP32, Shown, ToldPrecision, decimal_step, precision_of
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
@@ -151,6 +151,13 @@ class ScoredDump:
             return told
         fitting += [account.sizes for account in self.accounts]
         return precision_of(None, Shown(np.min(fitting, axis=0), nats, numbers))
+
+    @property
+    def all_of_one(self) -> bool:
+        """Every number is that of the loaded weights, as it stands or written in another way, far nearer than an update
+        moves it."""
+        ways = [self.sizes, *(account.sizes for account in self.accounts)]
+        return bool((np.min(ways, axis=0) <= AS_FP32).all())
 
     @cached_property
     def written_to(self) -> float:

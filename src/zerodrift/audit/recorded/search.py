@@ -57,6 +57,8 @@ class Found(NamedTuple):
     """Numbers tell those to the last digit; samples tell them roughly."""
     in_trainer: Mapping[str, float] = {}
     """Those that explain the trainer's numbers."""
+    of_previous: bool = False
+    """Every rollout has the numbers of the weights from before."""
     notation: Notation | None = None
     """In which the engine's numbers are written, where not as they should be."""
 
@@ -189,9 +191,8 @@ class Search(NamedTuple):
         answer = compare_weights(suspected, self.gates, self.engine)
         faulty = np.zeros(len(self.scored.rollouts), dtype=np.bool_)
         faulty[members] = answer.at_old
-        return Found(
-            answer.result.causes, (answer.result,), faulty, "have the numbers of the previous weights"
-        )
+        message = "have the numbers of the previous weights"
+        return Found(answer.result.causes, (answer.result,), faulty, message, of_previous=bool(faulty.all()))
 
     def _as_in_an_audit(self, side: Side, rng: np.random.Generator) -> Found:
         chosen = [self.scored.measurements[i] for i in self._asked(side)]
