@@ -163,6 +163,24 @@ def test_a_checkpoint_that_is_not_theirs_is_no_late_update(tmp_path):
     assert (blamed.side, blamed.since) == ("cannot be told", "nothing to date")
 
 
+@pytest.mark.long
+def test_a_fault_without_a_name_is_dated_where_it_parts_the_steps():
+    """Four steps are right to the last digit and one is not: there is nothing to bet on."""
+    reference = ReferenceBackend(MODEL)
+    recorded = [
+        msgspec.structs.replace(
+            each, step=at // 6, logprobs=tuple(v - 0.3 * (at // 6 == 3) for v in each.logprobs)
+        )
+        for at, each in enumerate(rollouts(reference, range(15)))
+    ]
+    blamed = blame(recorded, reference).run()
+    assert [cause.cause for cause in blamed.record.causes if cause.gating] == ["unexplained"]
+    assert blamed.since == (
+        "since step 3, last seen in step 3: 6 of 6 rollouts leave the checkpoint's numbers, and 18 of 18 before it are "
+        "the checkpoint's"
+    )
+
+
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory):
     """Four checkpoints, as a policy that is trained leaves them: step_0 to step_3."""

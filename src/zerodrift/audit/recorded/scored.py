@@ -15,6 +15,7 @@ from zerodrift.audit.recorded.notation_readings import (
     NotationReading,
     RecordedNumbers,
     accounts,
+    bases,
     size,
     sizes_as_recorded,
 )
@@ -127,7 +128,7 @@ class ScoredDump:
 
     def _worst(self) -> int:
         """The step with the largest difference, of the engine or of the trainer; the first of those alike."""
-        trainer = self._trainer_sizes()
+        trainer = self.trainer_sizes
         sizes = np.maximum(self.sizes, np.where(np.isfinite(trainer), trainer, 0.0))
         means = [float(sizes[self.order.of_sequence == at].mean()) for at in range(len(self.order.labels))]
         return self.order.labels[int(np.argmax(means))]
@@ -178,9 +179,26 @@ class ScoredDump:
             return None
         nats = np.array([float(np.abs(each.trainer_logprobs or (0.0,)).mean()) for each in self.rollouts])
         numbers = np.concatenate([np.array(each.trainer_logprobs) for each in scored])
-        return precision_of(said, Shown(self._trainer_sizes(), nats, numbers))
+        fitting = [self.trainer_sizes, *(account.sizes for account in self.trainer_accounts)]
+        return precision_of(said, Shown(np.min(fitting, axis=0), nats, numbers))
 
-    def _trainer_sizes(self) -> Floats:
+    @cached_property
+    def trainer_accounts(self) -> list[NotationReading]:
+        """Other ways in which the trainer's numbers may be written; infinite where it has none."""
+        has = [at for at, each in enumerate(self.rollouts) if each.trainer_logprobs is not None]
+        numbers = [
+            RecordedNumbers(np.array(self.rollouts[at].trainer_logprobs), self.measurements[at].contracted)
+            for at in has
+        ]
+        found = []
+        for account in bases(numbers):
+            sizes = np.full(len(self.rollouts), np.inf)
+            sizes[has] = account.sizes
+            found.append(account._replace(sizes=sizes))
+        return found
+
+    @cached_property
+    def trainer_sizes(self) -> Floats:
         """Mean |Δ| of the trainer's numbers; infinite where there are none."""
         return np.array(
             [

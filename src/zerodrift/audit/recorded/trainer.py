@@ -18,6 +18,7 @@ from zerodrift.audit.explain import attributed
 from zerodrift.audit.measure import Measurement, Observed, tabulate
 from zerodrift.audit.probes.result import found, with_fix
 from zerodrift.audit.probes.trainer import packed_logits
+from zerodrift.audit.recorded.notation_readings import Fit
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.core.cause import CAUSES, UNEXPLAINED
 from zerodrift.drift.floor import Floor
@@ -66,6 +67,11 @@ def trainer_causes(
     causes = attributed(attribution, NAME, describe(shape(tabulate(measurements, floor))))
     renamed = tuple(_renamed(cause) for cause in settled(causes, Signs(to_know=OTHER_WEIGHTS), NAME))
     return OfTrainer(renamed, attribution.explanation.sampling if about_numbers else {})
+
+
+def written_otherwise(fit: Fit) -> OfTrainer:
+    """Its numbers are right, and are written in another way."""
+    return OfTrainer((_renamed(found(fit.account.cause, NAME, NAME, fit.evidence, explained=fit.explained)),))
 
 
 def _renamed(cause: CauseFound) -> CauseFound:

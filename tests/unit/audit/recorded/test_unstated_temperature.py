@@ -1,12 +1,14 @@
-"""Raw logprobs of rollouts whose temperature nobody stated: they are right at 1, and samples and trainer are not."""
+"""Raw logprobs: where nobody stated the temperature they are right at 1, and samples and trainer are not; and of one replica."""
 
 import msgspec
 import pytest
 
 from zerodrift.audit.blame import Blamed
 from zerodrift.audit.measure import measure
+from zerodrift.audit.perturb import perturbed
 from zerodrift.audit.recorded.timeline import observer
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome
@@ -102,3 +104,35 @@ def test_a_trainer_alone_is_blamed_where_samples_and_engine_agree(engine, refere
     blamed = judged(wrong, reference, reproduce="zerodrift blame d")
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "trainer")
     assert not blamed.to_type
+
+
+def of_one_replica(raw: Rollouts) -> Rollouts:
+    """Every second rollout is raw; of the others the engine has what the trainer has."""
+    return [
+        each if number % 2 else replace(each, logprobs=each.trainer_logprobs)
+        for number, each in enumerate(stated(raw, DRAWN_AT))
+    ]
+
+
+def test_what_some_rollouts_have_is_named_by_those(raw, reference, judged):
+    blamed = judged(of_one_replica(raw), reference)
+    assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "engine")
+    (cause,) = blamed.record.causes
+    assert (cause.cause, cause.gating) == ("semantic/raw-logprobs", True)
+    assert cause.evidence.startswith("in 24 of 48 rollouts, beside 24 that are the checkpoint's: ")
+    assert cause.explained > 0.99
+    assert blamed.since == (
+        "bad from the first recorded step (0) on: 24 of 48 rollouts leave the checkpoint's numbers"
+    )
+
+
+@pytest.mark.long
+def test_weights_of_some_rollouts_take_no_such_name(raw, reference, judged):
+    """The control: nothing that a number means explains other weights, of however many rollouts."""
+    other = Teacher(perturbed(reference.model, 1).new, layout=Layout.PADDED)
+    rollouts = of_one_replica(raw)
+    observed = [observer(())(each) for each in rollouts]
+    numbers = [tuple(item.contracted.tolist()) for item in measure(other, observed, ())]
+    mixed = [replace(each, logprobs=numbers[at]) if at % 2 else each for at, each in enumerate(rollouts)]
+    blamed = judged(mixed, reference)
+    assert [cause.cause for cause in blamed.record.causes if cause.gating] == ["unexplained"]

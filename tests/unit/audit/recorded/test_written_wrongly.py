@@ -132,6 +132,19 @@ def test_padded_rollouts_are_counted_and_no_others(sound, engine, reference, jud
     assert blamed.since == "bad from the first recorded step (0) on: 18 of 24 rollouts are right if read so"
 
 
+@pytest.mark.parametrize("base", [2, 10])
+def test_a_trainer_that_writes_another_base(base, sound, reference, judged):
+    rollouts = [replace(each, trainer_logprobs=tuple(v / log(base) for v in each.logprobs)) for each in sound]
+    blamed = judged(rollouts, reference)
+    assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "trainer")
+    (cause,) = blamed.record.causes
+    assert (cause.cause, cause.found_by) == ("semantic/notation", "trainer")
+    assert cause.evidence.startswith(
+        f"in the trainer's numbers: the numbers are log{base}, not natural logarithms: 24"
+    )
+    assert blamed.record.message.startswith("The trainer's logprobs are not those of the checkpoint; ")
+
+
 def test_a_sound_dump_has_no_such_name(sound, reference, judged):
     blamed = judged(sound, reference)
     assert (blamed.record.verdict, blamed.record.causes) == (Outcome.PASS, ())
