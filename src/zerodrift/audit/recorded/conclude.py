@@ -165,7 +165,7 @@ def _with_sides(decision: Decision, sides: Sides, *, same_numbers: bool) -> Deci
     known = None if principal is None else CAUSES[principal.cause]
     if known is not None and known.outranks:
         message += " Is --model the checkpoint that made these rollouts?"
-    elif known is not None and known.of_record and principal.found_by != Probe.TRAINER:
+    elif known is not None and known.of_record and principal and principal.found_by != Probe.TRAINER:
         # One writer wrote both sides where both have the same numbers.
         names = [DUMP, *(name for name in names if name == "trainer" and not same_numbers)]
     elif known is not None and known.layer is Layer.WEIGHTS:
