@@ -136,9 +136,11 @@ def _left_open(sides: Sides, parameters: Parameters, resolution: float) -> bool:
 
 
 def _two_temperatures(sampled: float, sides: Sides) -> str:
-    who = "The samples" if "trainer" not in sides.guilty else "The samples and the trainer's numbers"
+    who = "The samples and the trainer's numbers have"
+    if "trainer" not in sides.guilty:
+        who = "The samples have about"
     return (
-        f"{who} have temperature {sampled:.4g}, the engine's numbers are those of temperature 1, and the dump does not "
+        f"{who} temperature {sampled:.4g}, the engine's numbers are those of temperature 1, and the dump does not "
         f"state which was requested: {how_to_state(['temperature'])}. After {sampled:.4g} the engine reports raw "
         "logprobs; after 1 the tokens are drawn wrongly."
     )

@@ -68,8 +68,8 @@ def test_nobody_is_blamed_and_the_temperature_is_asked_for(trainer, raw, referen
     blamed = judged(rollouts, reference, reproduce="zerodrift blame d")
     assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.INCONCLUSIVE, "unknown")
     assert [each.command for each in blamed.to_type] == ["zerodrift blame d --temperature 0.7"]
-    who = "The samples and the trainer's numbers" if trainer else "The samples"
-    assert blamed.record.message.startswith(f"{who} have temperature 0.7, the engine's numbers are those of")
+    who = "The samples and the trainer's numbers have" if trainer else "The samples have about"
+    assert blamed.record.message.startswith(f"{who} temperature 0.7, the engine's numbers are those of")
     assert "--temperature" in evidence(blamed)
     assert "--top-p" not in evidence(blamed), "what explains the samples is known"
     assert blamed.since == "nothing to date"
