@@ -17,6 +17,7 @@ import torch
 from zerodrift.audit.diagnose import Suspect
 from zerodrift.audit.floor import ROUGHLY, measure_floor, some_of
 from zerodrift.audit.measure import tabulate
+from zerodrift.audit.probes.result import ProbeResult
 from zerodrift.audit.progress import Progress, Silent
 from zerodrift.audit.record import verdict_record
 from zerodrift.audit.recorded.by_parameters import told_by_parameters
@@ -25,6 +26,7 @@ from zerodrift.audit.recorded.conclude import (
     NOTHING_TO_DATE,
     Parameters,
     conclude,
+    of_the_previous,
     side_in_words,
     since_in_words,
 )
@@ -58,7 +60,7 @@ from zerodrift.records.codec import write_atomically
 from zerodrift.records.dump import Dump
 from zerodrift.records.recorded import JudgedRollout
 from zerodrift.records.tokens import write_tokens
-from zerodrift.records.verdict import Probe, VerdictRecord
+from zerodrift.records.verdict import Outcome, Probe, VerdictRecord
 from zerodrift.stats.arrays import Floats
 
 JUDGED = files.JUDGED
@@ -73,17 +75,25 @@ ENGINE = "recorded"
 
 @dataclass(frozen=True)
 class Blamed:
-    """The verdict, the tokens behind it, and the two answers that an audit does not give."""
+    """The verdict, the tokens behind it, and what an audit does not say."""
 
     record: VerdictRecord
     table: TokenTable
     judged: tuple[JudgedRollout, ...]
-    side: str
-    since: str
     precision: str
     """Whose gates were taken, and who says so."""
     to_type: tuple[ToType, ...] = ()
     """Where there was no verdict: the commands of which one leads to it."""
+
+    @property
+    def side(self) -> str:
+        """The guilty one, in a sentence."""
+        return self.record.side
+
+    @property
+    def since(self) -> str:
+        """When it went wrong."""
+        return self.record.since
 
     def write(self, directory: Path, decode: Callable[[list[int]], str]) -> None:
         """Leave a run directory that the report of an audit can be rendered from; `decode` makes text of token ids."""
@@ -146,22 +156,16 @@ class Blame:
     ) -> Blamed:
         """One verdict of all that was found."""
         scale, rollouts = search.scale, search.scored.rollouts
-        precision, mean = scale.told.precision, mean_of(sides.engine)
-        told = scale.told.message + nearer_than_rounding(precision, mean, scale.floor.mean)
+        told = scale.told.message + nearer_than_rounding(
+            scale.told.precision, mean_of(sides.engine), scale.floor.mean
+        )
         results = [
-            dump_probe(
-                self.dump,
-                rollouts,
-                self._judged_with(search.scored),
-                self.engine,
-                told,
-                per_step=self.checkpoints is not None,
-            ),
+            self._of_dump(search.scored, told),
             parameters_probe(rollouts),
             *sides.results,
             *known.results,
         ]
-        parameters = Parameters(unstated(rollouts), known.in_force, known.by_numbers)
+        parameters = Parameters(unstated(rollouts), known.in_force, known.by_numbers, known.in_trainer)
         conclusion = conclude(
             sides,
             results,
@@ -170,12 +174,19 @@ class Blame:
             parameters=parameters,
             resolution=scale.gates.mean,
         )
-        to_type = commands(self.reproduce, conclusion, sides, parameters)
+        # Of checkpoints for each step it is the pattern that is one step late.
+        odd = same_numbers and known.of_previous and conclusion.verdict is Outcome.INCONCLUSIVE
+        theirs = str(self.previous) if odd and self.previous is not None else None
+        if theirs is not None:
+            conclusion = of_the_previous(conclusion)
+        to_type = commands(self.reproduce, conclusion, sides, parameters, theirs)
         # A record has room for one command: the last, which passes nothing that is wrong.
         reproduce = to_type[-1].command if to_type else self.reproduce
         fingerprint = fingerprint_of(self.dump, rollouts, self.engine)
         # Metrics are those of the side that is wrong, and so is what they are held against.
         measured = search.trainer_scale if conclusion.guilty == "trainer" else scale
+        # What may have been requested did not begin to go wrong; nor did rollouts of another checkpoint.
+        since = NOTHING_TO_DATE if conclusion.unstated or theirs is not None else since_in_words(sides)
         record = verdict_record(
             conclusion,
             fingerprint,
@@ -184,13 +195,17 @@ class Blame:
             measured.floor,
             measured.gates,
             reproduce=reproduce,
+            side=side_in_words(conclusion.guilty, sides),
+            since=since,
         )
         if self.checkpoints is not None:
             record = msgspec.structs.replace(record, model=self.checkpoints.pattern)
-        side = side_in_words(conclusion.guilty, sides)
-        # What may have been requested did not begin to go wrong.
-        since = NOTHING_TO_DATE if conclusion.unstated else since_in_words(sides)
-        return Blamed(record, table, _judged(search.scored), side, since, told, to_type)
+        return Blamed(record, table, _judged(search.scored), told, to_type)
+
+    def _of_dump(self, scored: ScoredDump, told: str) -> ProbeResult:
+        fits = self.checkpoints is not None or scored.all_of_one
+        judged_with = self._judged_with(scored)
+        return dump_probe(self.dump, scored.rollouts, judged_with, self.engine, told, labels_fit=fits)
 
     def _judge(
         self, scale: Scale, probe: Probe, table: TokenTable, order: Timeline, rng: np.random.Generator

@@ -5,7 +5,7 @@ makes a required question INCONCLUSIVE; an optional one is listed as not judged.
 from probes, and are ordered, merged and gated here alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -60,7 +60,9 @@ class Circumstances(NamedTuple):
     right_again: Callable[[], bool] = lambda: False
     """Whether the worst request is answered rightly now; asked only where that decides."""
     unstated: Sequence[str] = ()
-    """Sampling parameters that a dump leaves open, where the engine's numbers are what is wrong."""
+    """Sampling parameters that a dump leaves open, where one of them may be all that is wrong."""
+    in_force: Collection[str] = ()
+    """Those that explain numbers or samples."""
     odd_reference: bool = False
     """Engine and trainer agree with each other and not with the reference, and nothing explains both."""
     required: Sequence[Probe] = (Probe.PARITY, Probe.SAMPLING)
@@ -100,7 +102,7 @@ def decide(
 def _failed(causes: Causes, results: tuple[ProbeResult, ...], about: Circumstances) -> Decision:
     """Something is wrong; whether it can be blamed on a side depends on what is known."""
     gating = [cause for cause in causes if cause.gating]
-    if names := _may_be_requested(gating, about.unstated):
+    if names := _may_be_requested(gating, about):
         # With its fix it would read as a fault of the engine, which it may not be.
         listed = tuple(msgspec.structs.replace(cause, gating=False) for cause in causes)
         return Decision(Outcome.INCONCLUSIVE, "unknown", gating[0].evidence, listed, results, names)
@@ -191,14 +193,19 @@ def _as_typed(causes: Causes, about: Circumstances) -> Causes:
     )
 
 
-def open_to_doubt(cause: CauseFound, unstated: Sequence[str]) -> list[str]:
-    """Those of the `unstated` parameters that a sound engine would show the same for, had they been requested."""
-    return [name for name in CAUSES[cause.cause].unless_requested if name in unstated]
+def open_to_doubt(cause: CauseFound, unstated: Sequence[str], in_force: Collection[str] = ()) -> list[str]:
+    """Those of the `unstated` parameters that a sound engine would show the same for, had they been requested.
+
+    Where it is known which are in force, the others are not what was left out.
+    """
+    names = CAUSES[cause.cause].unless_requested
+    known = [name for name in names if name in in_force]
+    return [name for name in known or names if name in unstated]
 
 
-def _may_be_requested(gating: Sequence[CauseFound], unstated: Sequence[str]) -> tuple[str, ...]:
+def _may_be_requested(gating: Sequence[CauseFound], about: Circumstances) -> tuple[str, ...]:
     """Parameters without which nothing is a fault; none where something is one whatever was requested."""
-    doubts = [open_to_doubt(cause, unstated) for cause in gating]
+    doubts = [open_to_doubt(cause, about.unstated, about.in_force) for cause in gating]
     return tuple(dict.fromkeys(name for names in doubts for name in names)) if doubts and all(doubts) else ()
 
 

@@ -198,9 +198,9 @@ def _publish(blamed: "Blamed", directory: Path, *, as_json: bool) -> None:
     write_report(directory)
     if as_json:
         # As of an audit, with the answers that only blame has.
-        own = {"side": blamed.side, "since": blamed.since, "directory": str(directory)}
         commands = [{"when": each.label, "command": each.command} for each in blamed.to_type]
-        console.say_json({**msgspec.structs.asdict(blamed.record), **own, "commands": commands})
+        own = {"directory": str(directory), "commands": commands}
+        console.say_json({**msgspec.structs.asdict(blamed.record), **own})
         return
     about = {"side": blamed.side, "since": blamed.since.removeprefix("since "), "gates": blamed.precision}
     print_verdict(blamed.record, console.stdout(), directory, about=about, to_type=blamed.to_type)

@@ -150,6 +150,10 @@ class VerdictRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The smallest request that still shows the difference, in words; empty where there is none."""
     reproduce_smallest: str = ""
     """A command that repeats only that."""
+    side: str = ""
+    """The guilty side of recorded rollouts, in a sentence, …"""
+    since: str = ""
+    """… and when it went wrong; an audit, which is of now, has neither."""
 
     def __post_init__(self) -> None:
         """What was concluded stays."""

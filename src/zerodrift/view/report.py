@@ -45,6 +45,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "record": run.record,
         "headline": HEADLINES[run.record.verdict],
         "guilty": guilty(run.record),
+        "sentence": run.record.side.partition(": ")[2],
         "next_step": next_step(run.record),
         "scope": scope(run.record),
         "causes": CAUSES,

@@ -12,6 +12,7 @@ from zerodrift.audit.perturb import perturbed, write_checkpoint
 from zerodrift.audit.probes.result import found
 from zerodrift.audit.progress import Silent
 from zerodrift.audit.recorded.checkpoints import Checkpoints
+from zerodrift.audit.recorded.conclude import PREVIOUS_IS_THEIRS
 from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.search import joined
 from zerodrift.backends.reference import ReferenceBackend
@@ -143,6 +144,41 @@ def test_weights_from_before_an_update(tmp_path):
     assert blamed.side.endswith("and the trainer's are the checkpoint's")
     nearer = [judged.previous_mean < judged.mean for judged in blamed.judged]
     assert nearer == [False] * 8 + [True] * 8
+
+
+def test_a_checkpoint_that_is_not_theirs_is_no_late_update(tmp_path):
+    """Engine and trainer agree, and --previous has their numbers: --model is what is wrong, and no update is missing."""
+    before = models.materialise(MODEL, tmp_path / "before")
+    theirs = ReferenceBackend(before)
+    after = write_checkpoint(perturbed(theirs.model, 1).new, before, tmp_path / "after")
+    asked = f"zerodrift blame d --previous {before} --model={after} --precision fp32"
+    blamed = blame(
+        rollouts(theirs, range(8)), ReferenceBackend(after), previous=before, reproduce=asked
+    ).run()
+    assert (blamed.record.verdict, blamed.record.message) == (Outcome.INCONCLUSIVE, PREVIOUS_IS_THEIRS)
+    assert [(cause.cause, cause.gating) for cause in blamed.record.causes] == [("weights/stale", False)]
+    assert [each.command for each in blamed.to_type] == [
+        f"zerodrift blame d --precision fp32 --model {before}"
+    ]
+    assert (blamed.side, blamed.since) == ("cannot be told", "nothing to date")
+
+
+@pytest.mark.long
+def test_a_fault_without_a_name_is_dated_where_it_parts_the_steps():
+    """Four steps are right to the last digit and one is not: there is nothing to bet on."""
+    reference = ReferenceBackend(MODEL)
+    recorded = [
+        msgspec.structs.replace(
+            each, step=at // 6, logprobs=tuple(v - 0.3 * (at // 6 == 3) for v in each.logprobs)
+        )
+        for at, each in enumerate(rollouts(reference, range(15)))
+    ]
+    blamed = blame(recorded, reference).run()
+    assert [cause.cause for cause in blamed.record.causes if cause.gating] == ["unexplained"]
+    assert blamed.since == (
+        "since step 3, last seen in step 3: 6 of 6 rollouts leave the checkpoint's numbers, and 18 of 18 before it are "
+        "the checkpoint's"
+    )
 
 
 @pytest.fixture(scope="module")

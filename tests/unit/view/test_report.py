@@ -119,6 +119,23 @@ def test_commands_are_whole_and_a_long_config_is_cut_with_a_note(examples: Any, 
     assert "<details>" not in render(directory)
 
 
+def test_of_recorded_rollouts_the_page_says_who_in_a_sentence_and_since_when(
+    examples: Any, tmp_path: Path, pages: dict[str, str]
+) -> None:
+    run = examples.RUNS["failing"](tmp_path / "run")
+    words = {"side": "dump: the numbers may be right & late", "since": "step 7: 8 of 8 rollouts"}
+    write_verdict(run, msgspec.structs.replace(read(run).record, guilty="dump", **words))
+    page = render(run)
+    for says in (
+        "<strong><bdi>dump</bdi></strong>",
+        "<bdi>the numbers may be right &amp; late</bdi>",
+        "<dt>Since when?</dt>",
+        "<bdi>step 7: 8 of 8 rollouts</bdi>",
+    ):
+        assert says in page
+    assert "Since when?" not in pages["failing"], "an audit is of now"
+
+
 @pytest.mark.parametrize(("guilty", "trainer"), [("trainer", True), ("engine", False)])
 def test_numbers_of_a_guilty_trainer_are_not_called_the_engine_s(
     examples: Any, tmp_path: Path, guilty: str, trainer: bool

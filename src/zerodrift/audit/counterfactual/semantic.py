@@ -197,7 +197,10 @@ def _fit(explanation: Explanation, cost: Cost, name: str, fitted: Fitted) -> Ite
     tolerance = 1e-3 if explanation.reported in (Reported.RAW, Reported.AS_REQUESTED) else 1e-7
     best = float(minimize_scalar(at, bounds=bounds, method="bounded", options={"xatol": tolerance}).x)
     # People set round numbers: where one does about as well as the fit, it is the better explanation.
-    value = round(best, 2) if at(round(best, 2)) <= at(best) + 1 else best
+    rounded = (round(best, digits) for digits in (1, 2))
+    value = next(
+        (each for each in rounded if bounds[0] <= each <= bounds[1] and at(each) <= at(best) + 1), best
+    )
     yield Hypothesis(fitted.cause, f"{name}={value:.3g} in force", _with(explanation, **{name: value}), 1)
 
 

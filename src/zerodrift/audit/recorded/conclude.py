@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from math import log
 from typing import NamedTuple
 
+import msgspec
+
 from zerodrift.audit.decide import Circumstances, Decision, decide
 from zerodrift.audit.explain import LEAST_EXPLAINED
 from zerodrift.audit.probes.result import ProbeResult
@@ -22,11 +24,17 @@ WEIGHT_SYNC = "weight sync"
 DUMP = "dump"
 """Guilty where rollouts were written down wrongly, by whoever wrote them."""
 NOTHING_TO_DATE = "nothing to date"
+ROUGHLY = 0.1
+"""Of a temperature: a thousand samples tell it to a twentieth."""
 COARSE = 1e-3
 """Nats: a top-k of 50 or a min-p of 0.01 cuts off a few thousandths."""
 ODD_CHECKPOINT = (
     "Engine and trainer agree with each other and not with the checkpoint: it is not the one that made these "
     "rollouts, or the dump leaves out how they were sampled."
+)
+PREVIOUS_IS_THEIRS = (
+    "Engine and trainer agree with each other, and both have the numbers of --previous in every rollout: that is the "
+    "checkpoint that made these rollouts, and --model is another. Judge them by it."
 )
 
 
@@ -39,13 +47,31 @@ class Parameters(NamedTuple):
     """Those that explain the numbers, or the samples."""
     by_numbers: bool = False
     """Numbers tell those exactly; samples tell them roughly."""
+    in_trainer: Mapping[str, float] = {}
+    """Those that explain the trainer's numbers."""
 
     @property
     def to_state(self) -> dict[str, float]:
-        """Found exactly, and not stated."""
+        """Found exactly, and not stated; a temperature that the samples have is typed in two digits."""
+        if self.by_samples is not None:
+            return {"temperature": self.by_samples}
         return {
             name: self.in_force[name] for name in self.in_force if name in self.unstated and self.by_numbers
         }
+
+    @property
+    def by_samples(self) -> float | None:
+        """A temperature that nobody stated, and that samples have where the engine's numbers have another."""
+        if self.by_numbers or not {"temperature"} & set(self.unstated) & set(self.in_force):
+            return None
+        roughly = self.in_force["temperature"]
+        exactly = self.in_trainer.get("temperature", roughly)
+        return exactly if abs(exactly - roughly) <= ROUGHLY * roughly else float(f"{roughly:.2g}")
+
+    @property
+    def names(self) -> set[str]:
+        """All that are in force somewhere."""
+        return {*self.in_force, *self.in_trainer}
 
     def hidden_in(self, resolution: float) -> bool:
         """They cut distributions short, and what that does to logprobs, once renormalised, is no more than `resolution`."""
@@ -70,12 +96,16 @@ def conclude(
     the engine's numbers say nothing."""
     about = Circumstances(
         unstated=parameters.unstated if _left_open(sides, parameters, resolution) else (),
+        in_force=parameters.names,
         odd_reference=same_numbers and not _named(causes),
         # Tokens that were taken and not drawn are asked about by another probe.
         required=(Probe.DUMP, Probe.PARITY, sides.samples.overall.probe),
     )
     decision = decide(results, causes, about)
     if decision.unstated:
+        sampled = None if "engine" in sides.guilty else parameters.by_samples
+        if sampled is not None:
+            return decision._replace(message=_two_temperatures(sampled, sides))
         return decision._replace(message=_state_it(decision.unstated, parameters))
     if about.odd_reference and decision.verdict is Outcome.INCONCLUSIVE:
         return decision._replace(message=ODD_CHECKPOINT)
@@ -84,15 +114,36 @@ def conclude(
     return _with_sides(decision, sides, same_numbers=same_numbers)
 
 
+def of_the_previous(decision: Decision) -> Decision:
+    """Engine and trainer agree, and every rollout has the numbers of the weights from before."""
+    # With its fix it would read as an update that never came.
+    listed = tuple(msgspec.structs.replace(cause, gating=False) for cause in decision.causes)
+    return decision._replace(message=PREVIOUS_IS_THEIRS, causes=listed)
+
+
 def _left_open(sides: Sides, parameters: Parameters, resolution: float) -> bool:
     """A parameter that nobody stated may be all that is wrong.
 
     Numbers that are right while the samples, or the trainer's, are not contradict those under any parameters, if they
-    are sharp enough: a top-p of 0.95 moves them by 0.05 nats, which is no more than bf16 does.
+    are sharp enough: a top-p of 0.95 moves them by 0.05 nats, which is no more than bf16 does. Only raw logprobs are
+    right under any temperature but the requested one: until that is known, the sampler may be sound.
     """
     if "engine" in sides.guilty:
         return True
-    return "sampler" in sides.guilty and parameters.hidden_in(resolution)
+    if "sampler" not in sides.guilty:
+        return False
+    return parameters.by_samples is not None or parameters.hidden_in(resolution)
+
+
+def _two_temperatures(sampled: float, sides: Sides) -> str:
+    who = "The samples and the trainer's numbers have"
+    if "trainer" not in sides.guilty:
+        who = "The samples have about"
+    return (
+        f"{who} temperature {sampled:.4g}, the engine's numbers are those of temperature 1, and the dump does not "
+        f"state which was requested: {how_to_state(['temperature'])}. After {sampled:.4g} the engine reports raw "
+        "logprobs; after 1 the tokens are drawn wrongly."
+    )
 
 
 def _state_it(names: Sequence[str], parameters: Parameters) -> str:
@@ -116,7 +167,7 @@ def _with_sides(decision: Decision, sides: Sides, *, same_numbers: bool) -> Deci
     known = None if principal is None else CAUSES[principal.cause]
     if known is not None and known.outranks:
         message += " Is --model the checkpoint that made these rollouts?"
-    elif known is not None and known.of_record:
+    elif known is not None and known.of_record and principal and principal.found_by != Probe.TRAINER:
         # One writer wrote both sides where both have the same numbers.
         names = [DUMP, *(name for name in names if name == "trainer" and not same_numbers)]
     elif known is not None and known.layer is Layer.WEIGHTS:

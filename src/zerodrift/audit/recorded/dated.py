@@ -4,11 +4,13 @@ Bets on step means need many steps (`drift/onset.py`), because they may assume n
 rollout of the later steps fits it, and each of the earlier ones is the checkpoint's, there is nothing left to bet on.
 """
 
+from math import lgamma, log
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zerodrift.drift.onset import ALPHA
 from zerodrift.drift.strata import Timeline
 
 LEAST = 2
@@ -25,6 +27,19 @@ class Dated(NamedTuple):
     affected: int
     """Steps that hold some."""
     message: str
+
+
+def parted(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_]) -> bool:
+    """Steps in a row hold all that are faulty and none that is sound, and chance would not have put them so."""
+    count = int(faulty.sum())
+    if not count or not (faulty | sound).all():
+        return False
+    places = order.of_sequence[faulty]
+    if sound[(order.of_sequence >= places.min()) & (order.of_sequence <= places.max())].any():
+        return False
+    ways = lgamma(len(faulty) + 1) - lgamma(count + 1) - lgamma(len(faulty) - count + 1)
+    rows_of_steps = len(order.labels) * (len(order.labels) + 1) / 2
+    return log(rows_of_steps) - ways < log(ALPHA)
 
 
 def dated(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_], message: str) -> Dated | None:

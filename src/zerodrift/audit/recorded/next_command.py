@@ -1,5 +1,6 @@
 """What to type where there was no verdict: the same command with what was missing, in a directory of its own."""
 
+import shlex
 from typing import NamedTuple
 
 from zerodrift.audit.decide import Decision
@@ -17,10 +18,17 @@ class ToType(NamedTuple):
     command: str
 
 
-def commands(reproduce: str, decision: Decision, sides: Sides, parameters: Parameters) -> tuple[ToType, ...]:
-    """Each can be typed as it stands; the last is the strictest. None where nothing is known that would help."""
+def commands(
+    reproduce: str, decision: Decision, sides: Sides, parameters: Parameters, theirs: str | None = None
+) -> tuple[ToType, ...]:
+    """Each can be typed as it stands; the last is the strictest. None where nothing is known that would help.
+
+    `theirs`: the checkpoint that made the rollouts, where --model was another.
+    """
     if not reproduce or decision.verdict is not Outcome.INCONCLUSIVE:
         return ()
+    if theirs is not None:
+        return (ToType("judge them by their checkpoint", _judged_by(theirs, reproduce)),)
     if decision.unstated and (options := as_options(parameters.to_state)):
         return (ToType("if this was requested", reproduce + options),)
     asked = [each.overall for each in (sides.engine, sides.trainer) if each is not None]
@@ -33,3 +41,15 @@ def commands(reproduce: str, decision: Decision, sides: Sides, parameters: Param
         ToType(f"if the {who} computed in {precision}", f"{reproduce} --precision {precision}")
         for precision in (Precision.BF16, Precision.FP32)
     )
+
+
+def _judged_by(model: str, command: str) -> str:
+    """The same command with `model` as the checkpoint, and none from before."""
+    kept, words = list[str](), iter(shlex.split(command))
+    for word in words:
+        option, given, _ = word.partition("=")
+        if option not in ("--model", "--previous"):
+            kept.append(word)
+        elif not given:
+            next(words, None)
+    return shlex.join([*kept, "--model", model])

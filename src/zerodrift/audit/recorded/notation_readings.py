@@ -103,12 +103,17 @@ def sizes_as_recorded(numbers: Sequence[RecordedNumbers]) -> Floats:
     return np.array([size(each.contracted - each.reported) for each in numbers])
 
 
-def accounts(numbers: Sequence[RecordedNumbers], order: Timeline) -> Iterator[NotationReading]:
-    """Every account that costs no forward."""
+def bases(numbers: Sequence[RecordedNumbers]) -> Iterator[NotationReading]:
+    """Logarithms of another base."""
     for base, name in BASES.items():
         scaled = [size(each.contracted - each.reported * log(base)) for each in numbers]
         message = f"the numbers are {name}, not natural logarithms"
         yield NotationReading("semantic/notation", message, np.array(scaled), Notation.BASE)
+
+
+def accounts(numbers: Sequence[RecordedNumbers], order: Timeline) -> Iterator[NotationReading]:
+    """Every account that costs no forward."""
+    yield from bases(numbers)
     if all(each.sign_turned and each.reported.min() >= -1 for each in numbers):
         # A probability below the smallest fp32 number was written as zero.
         read = [size(each.contracted - np.log(np.maximum(-each.reported, 1e-45))) for each in numbers]

@@ -4,7 +4,7 @@ Lines that were skipped, rollouts that were not asked for, parameters that nobod
 all limit what the numbers can prove; a reader of the verdict must see them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -35,9 +35,10 @@ def dump_probe(
     engine: str,
     precision: str = "",
     *,
-    per_step: bool = False,
+    labels_fit: bool = False,
 ) -> ProbeResult:
-    """How much of the dump was judged, and which lines were not; `per_step`: each step by weights of its own."""
+    """How much of the dump was judged, and which lines were not; `labels_fit`: each step was judged by
+    weights of its own, or the one checkpoint has every number."""
     evidence = DumpEvidence(
         lines=dump.lines,
         judged=len(judged),
@@ -58,7 +59,7 @@ def dump_probe(
             "the test of the samples"
         )
     versions = sorted({rollout.version for rollout in judged if rollout.version is not None})
-    if len(versions) > 1 and not per_step:
+    if len(versions) > 1 and not labels_fit:
         message += f"; they carry {len(versions)} weight versions, and one checkpoint cannot be all of them (--version)"
     if not dump.bad:
         return answered(Probe.DUMP, Outcome.PASS, message, evidence)
@@ -109,12 +110,14 @@ def as_options(values: Mapping[str, float]) -> str:
     return "".join(f" {_OPTIONS[name]} {value:.4g}" for name, value in values.items() if name in _OPTIONS)
 
 
-def with_doubt(causes: Sequence[CauseFound], judged: Sequence[RecordedRollout]) -> tuple[CauseFound, ...]:
+def with_doubt(
+    causes: Sequence[CauseFound], judged: Sequence[RecordedRollout], in_force: Collection[str] = ()
+) -> tuple[CauseFound, ...]:
     """A parameter in force that nobody asked for, or one that the dump forgot to mention? Said where it is open."""
     silent = unstated(judged)
     doubted = []
     for cause in causes:
-        names = open_to_doubt(cause, silent)
+        names = open_to_doubt(cause, silent, in_force)
         doubt = f"; the dump does not state {', '.join(names)}: if this was requested, {how_to_state(names)}"
         evidence = cause.evidence + (doubt if names else "")
         doubted.append(msgspec.structs.replace(cause, evidence=evidence))

@@ -1,9 +1,9 @@
 """Does the checkpoint agree once the ids are other ids? Padding that was taken for tokens, and prompts of another template.
 
-Each costs a forward, so that a few rollouts are asked first, and more of those that are off only where the few agree.
+Each costs a forward, so that a few rollouts are asked first, and all of those that are off only where the few agree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy as np
 
 from zerodrift.audit.measure import measure
 from zerodrift.audit.recorded.notation_readings import (
+    AT_GATE,
     FITS_NINE_IN,
     MOST_NATS,
     OF_TEN,
@@ -61,8 +62,24 @@ class Rescored(NamedTuple):
         if not best[1]:
             return None
         changed = off & np.array([each is not None for each in best[1]])
-        sizes = self._sizes(self._without(self._spaced(changed, CHECKED), best[1]))
-        return self._believed(NotationReading("semantic/padding", _where(self.rollouts, best[1]), sizes))
+        some = self._sizes(self._without(self._spaced(changed, CHECKED), best[1]))
+        if self._believed(NotationReading("semantic/padding", "", some)) is None:
+            return None
+        return self._padded({index: best[1][index] for index in np.flatnonzero(changed).tolist()})
+
+    def _padded(self, trimmed: Mapping[int, Trimmed | None]) -> Fit | None:
+        """All of these, once some agree. What is cut behind an output is scored with it, because that changes no number
+        before it: an end that carries the checkpoint's number was drawn."""
+        known = {index: each for index, each in trimmed.items() if each is not None}
+        whole = {index: each._replace(end=len(self.rollouts[index].output)) for index, each in known.items()}
+        sizes = np.full(len(self.rollouts), np.inf)
+        for index, delta in self._deltas(self._without(list(known), whole)).items():
+            kept = known[index].end - known[index].begin
+            sizes[index] = min(size(delta[:kept]), MOST_NATS)
+            if len(delta) > kept and size(delta[kept:]) <= AT_GATE * self.gate:
+                known[index] = whole[index]
+        right = {index: each for index, each in known.items() if sizes[index] <= AT_GATE * self.gate}
+        return self._believed(NotationReading("semantic/padding", _where(self.rollouts, right), sizes))
 
     def by_prompt(self) -> Fit | None:
         """Under another template or system prompt."""
@@ -81,13 +98,19 @@ class Rescored(NamedTuple):
         )
         if best[0] > HOPE:
             return None
-        checked = {}
-        for index in self._spaced(self.recorded > self.gate, CHECKED):
-            prompts = dict(other_prompts(tokenizer, frame, self.rollouts[index], systems))
-            if best[1] in prompts:
-                checked[index] = msgspec.structs.replace(self.rollouts[index], prompt=prompts[best[1]])
-        message = f"the numbers are those after another prompt: {best[1]}"
-        return self._believed(NotationReading("semantic/template", message, self._sizes(checked)))
+
+        def fit(indices: Sequence[int]) -> Fit | None:
+            others = {}
+            for index in indices:
+                prompts = dict(other_prompts(tokenizer, frame, self.rollouts[index], systems))
+                if best[1] in prompts:
+                    others[index] = msgspec.structs.replace(self.rollouts[index], prompt=prompts[best[1]])
+            message = f"the numbers are those after another prompt: {best[1]}"
+            return self._believed(NotationReading("semantic/template", message, self._sizes(others)))
+
+        off = self.recorded > self.gate
+        # All of them, once some agree: counts and dates are of these.
+        return None if fit(self._spaced(off, CHECKED)) is None else fit(np.flatnonzero(off).tolist())
 
     def pads(self) -> list[int]:
         """Ids that may be padding."""
@@ -100,7 +123,7 @@ class Rescored(NamedTuple):
         return [trim(rollout, pad, self.reference.facts.eos_token_ids) for rollout in self.rollouts]
 
     def _without(
-        self, indices: Sequence[int], trimmed: Sequence[Trimmed | None]
+        self, indices: Sequence[int], trimmed: Sequence[Trimmed | None] | Mapping[int, Trimmed]
     ) -> dict[int, RecordedRollout]:
         chosen = {index: trimmed[index] for index in indices}
         return {
@@ -118,6 +141,12 @@ class Rescored(NamedTuple):
     def _sizes(self, others: dict[int, RecordedRollout]) -> Floats:
         """Mean |Δ| of these; infinite for all that were not asked."""
         sizes = np.full(len(self.rollouts), np.inf)
+        for index, delta in self._deltas(others).items():
+            sizes[index] = min(size(delta), MOST_NATS)
+        return sizes
+
+    def _deltas(self, others: Mapping[int, RecordedRollout]) -> dict[int, Floats]:
+        """Δ of every token of these, as far as they fit into the context."""
         stops = self.reference.facts.eos_token_ids
         context = self.reference.max_model_len
         kept = {
@@ -126,9 +155,8 @@ class Rescored(NamedTuple):
             if len(other.prompt) + len(other.output) <= context
         }
         observed = [observer(stops)(other) for other in kept.values()]
-        for index, item in zip(kept, measure(self.reference.teacher, observed, stops), strict=True):
-            sizes[index] = min(size(item.delta), MOST_NATS)
-        return sizes
+        measured = measure(self.reference.teacher, observed, stops)
+        return {index: item.delta for index, item in zip(kept, measured, strict=True)}
 
     def _spaced(self, which: np.ndarray, most: int) -> list[int]:
         members: Ids = np.flatnonzero(which)
@@ -155,12 +183,12 @@ def without(rollout: RecordedRollout, trimmed: Trimmed) -> RecordedRollout:
     )
 
 
-def _where(rollouts: Sequence[RecordedRollout], trimmed: Sequence[Trimmed | None]) -> str:
+def _where(rollouts: Sequence[RecordedRollout], trimmed: Mapping[int, Trimmed]) -> str:
     """Which ends are padded, and in how many rollouts."""
     counts = dict.fromkeys(("prompts on the left", "prompts on the right", "outputs on the left"), 0)
     counts["outputs on the right"] = 0
-    for rollout, each in zip(rollouts, trimmed, strict=True):
-        for name in _ends(rollout, each) if each is not None else ():
+    for index, each in trimmed.items():
+        for name in _ends(rollouts[index], each):
             counts[name] += 1
     told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return f"ids hold padding: {told}"

@@ -15,12 +15,13 @@ from zerodrift.audit.recorded.notation_readings import (
     NotationReading,
     RecordedNumbers,
     accounts,
+    bases,
     size,
     sizes_as_recorded,
 )
 from zerodrift.audit.recorded.shared_prompts import scoring_teacher
 from zerodrift.audit.recorded.timeline import observer, timeline
-from zerodrift.audit.recorded.told_precision import Shown, ToldPrecision, decimal_step, precision_of
+from zerodrift.audit.recorded.told_precision import AS_FP32, Shown, ToldPrecision, decimal_step, precision_of
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Teacher
 from zerodrift.config.precision import Precision
@@ -127,7 +128,7 @@ class ScoredDump:
 
     def _worst(self) -> int:
         """The step with the largest difference, of the engine or of the trainer; the first of those alike."""
-        trainer = self._trainer_sizes()
+        trainer = self.trainer_sizes
         sizes = np.maximum(self.sizes, np.where(np.isfinite(trainer), trainer, 0.0))
         means = [float(sizes[self.order.of_sequence == at].mean()) for at in range(len(self.order.labels))]
         return self.order.labels[int(np.argmax(means))]
@@ -152,6 +153,13 @@ class ScoredDump:
         fitting += [account.sizes for account in self.accounts]
         return precision_of(None, Shown(np.min(fitting, axis=0), nats, numbers))
 
+    @property
+    def all_of_one(self) -> bool:
+        """Every number is that of the loaded weights, as it stands or written in another way, far nearer than an update
+        moves it."""
+        ways = [self.sizes, *(account.sizes for account in self.accounts)]
+        return bool((np.min(ways, axis=0) <= AS_FP32).all())
+
     @cached_property
     def written_to(self) -> float:
         """The last decimal of the engine's numbers; 0 where all that fp32 has were written down."""
@@ -171,9 +179,26 @@ class ScoredDump:
             return None
         nats = np.array([float(np.abs(each.trainer_logprobs or (0.0,)).mean()) for each in self.rollouts])
         numbers = np.concatenate([np.array(each.trainer_logprobs) for each in scored])
-        return precision_of(said, Shown(self._trainer_sizes(), nats, numbers))
+        fitting = [self.trainer_sizes, *(account.sizes for account in self.trainer_accounts)]
+        return precision_of(said, Shown(np.min(fitting, axis=0), nats, numbers))
 
-    def _trainer_sizes(self) -> Floats:
+    @cached_property
+    def trainer_accounts(self) -> list[NotationReading]:
+        """Other ways in which the trainer's numbers may be written; infinite where it has none."""
+        has = [at for at, each in enumerate(self.rollouts) if each.trainer_logprobs is not None]
+        numbers = [
+            RecordedNumbers(np.array(self.rollouts[at].trainer_logprobs), self.measurements[at].contracted)
+            for at in has
+        ]
+        found = []
+        for account in bases(numbers):
+            sizes = np.full(len(self.rollouts), np.inf)
+            sizes[has] = account.sizes
+            found.append(account._replace(sizes=sizes))
+        return found
+
+    @cached_property
+    def trainer_sizes(self) -> Floats:
         """Mean |Δ| of the trainer's numbers; infinite where there are none."""
         return np.array(
             [

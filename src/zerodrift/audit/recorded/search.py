@@ -16,18 +16,18 @@ from zerodrift.audit.by_split import nameless, with_split
 from zerodrift.audit.counterfactual.binding import find_misbound
 from zerodrift.audit.counterfactual.boundary import Gathered, parted_by
 from zerodrift.audit.counterfactual.same_model import find_unrelated
-from zerodrift.audit.diagnose import Suspect, diagnose
+from zerodrift.audit.diagnose import Suspect, by_meaning, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
 from zerodrift.audit.measure import Measurement, tabulate
 from zerodrift.audit.probes.result import ProbeResult, found
-from zerodrift.audit.recorded.dated import Dated, dated
+from zerodrift.audit.recorded.dated import Dated, dated, parted
 from zerodrift.audit.recorded.notation_readings import Fit, Notation, believed
 from zerodrift.audit.recorded.reading import with_doubt
 from zerodrift.audit.recorded.rescored import Rescored
 from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.sides import Side, Sides, judge_samples
 from zerodrift.audit.recorded.told_precision import Scale
-from zerodrift.audit.recorded.trainer import as_trainer, trainer_causes
+from zerodrift.audit.recorded.trainer import OfTrainer, as_trainer, trainer_causes, written_otherwise
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.backends.reference import ReferenceBackend
@@ -55,6 +55,10 @@ class Found(NamedTuple):
     """Sampling parameters that explain the engine's numbers or samples, where such do."""
     by_numbers: bool = False
     """Numbers tell those to the last digit; samples tell them roughly."""
+    in_trainer: Mapping[str, float] = {}
+    """Those that explain the trainer's numbers."""
+    of_previous: bool = False
+    """Every rollout has the numbers of the weights from before."""
     notation: Notation | None = None
     """In which the engine's numbers are written, where not as they should be."""
 
@@ -92,18 +96,24 @@ class Search(NamedTuple):
             alone = by_samples_alone(sides.samples.overall, self.engine)
             known = known._replace(causes=known.causes or alone)
         if "trainer" in guilty and not same_numbers:
-            known = known._replace(causes=joined(known.causes, self._trainer(guilty["trainer"], rng)))
+            trainer = self._trainer(guilty["trainer"], rng)
+            known = known._replace(causes=joined(known.causes, trainer.causes), in_trainer=trainer.in_force)
         known = self._with_sign(known)
-        return known._replace(causes=with_doubt(known.causes, self.scored.rollouts))
+        in_force = {*known.in_force, *known.in_trainer}
+        return known._replace(causes=with_doubt(known.causes, self.scored.rollouts, in_force))
 
     def dated(self, known: Found, sides: Sides) -> Dated | None:
-        """Since when the engine's numbers have the named fault; what only samples or the trainer show is not in them."""
-        named = known.causes and known.causes[0].cause != UNEXPLAINED
-        if not named or (known.faulty is None and "engine" not in sides.guilty):
+        """Since when the engine's numbers have the fault; what only samples or the trainer show is not in them."""
+        if not known.causes or (known.faulty is None and "engine" not in sides.guilty):
             return None
         sizes, gate = self.scored.sizes, self.gates.mean
         faulty = sizes > CLEARLY * gate if known.faulty is None else known.faulty
-        return dated(self.scored.order, faulty, (sizes <= gate) & ~faulty, known.message)
+        sound = (sizes <= gate) & ~faulty
+        # Without a name what is off counts where size alone parts the steps.
+        named = known.causes[0].cause != UNEXPLAINED
+        if not named and not (self.scale.told.in_fp32 and parted(self.scored.order, faulty, sound)):
+            return None
+        return dated(self.scored.order, faulty, sound, known.message)
 
     def _engine(self, side: Side, rng: np.random.Generator) -> Found:
         older = self._compare_weights(side)
@@ -185,9 +195,8 @@ class Search(NamedTuple):
         answer = compare_weights(suspected, self.gates, self.engine)
         faulty = np.zeros(len(self.scored.rollouts), dtype=np.bool_)
         faulty[members] = answer.at_old
-        return Found(
-            answer.result.causes, (answer.result,), faulty, "have the numbers of the previous weights"
-        )
+        message = "have the numbers of the previous weights"
+        return Found(answer.result.causes, (answer.result,), faulty, message, of_previous=bool(faulty.all()))
 
     def _as_in_an_audit(self, side: Side, rng: np.random.Generator) -> Found:
         chosen = [self.scored.measurements[i] for i in self._asked(side)]
@@ -196,6 +205,8 @@ class Search(NamedTuple):
                 f"{swap} (requests are numbered from 0 over the {len(chosen)} rollouts of the bad steps)"
             )
             return Found((found("semantic/misbound-output", self.engine, FoundBy.VALUE, message),))
+        if (some := self._some_of(side, rng)) is not None:
+            return some
         attribution = diagnose(self._suspect, chosen, self.floor, self.gates, rng)
         if not attribution.explained_to_floor and (unrelated := self._unrelated(chosen)) is not None:
             return Found((found("weights/other-model", self.engine, FoundBy.VALUE, unrelated),))
@@ -215,19 +226,44 @@ class Search(NamedTuple):
         by_numbers = all(each.channel is Channel.REPORTED for each in attribution.selected)
         return Found(causes, in_force=attribution.explanation.sampling, by_numbers=by_numbers)
 
+    def _some_of(self, side: Side, rng: np.random.Generator) -> Found | None:
+        """Rollouts that another meaning explains to the last digit, beside others that are sound: one replica of several is
+        configured in another way, and an account of all together explains neither kind."""
+        asked, sizes, gate = np.array(self._asked(side)), self.scored.sizes, self.gates.mean
+        sound, off = asked[sizes[asked] <= gate], asked[sizes[asked] > CLEARLY * gate]
+        chosen = [self.scored.measurements[at] for at in off]
+        enough = len(sound) > 0 and sum(len(item.delta) for item in chosen) >= LEAST_TOKENS
+        # What is rounded as coarsely as bf16 rounds is not parted by size.
+        if not enough or not self.scale.told.in_fp32 or len(sound) + len(off) < len(asked):
+            return None
+        attribution = by_meaning(self._suspect, chosen, self.floor, self.gates, rng)
+        if not attribution.by_value:
+            return None
+        told = f"in {len(off)} of {len(asked)} rollouts, beside {len(sound)} that are the checkpoint's"
+        causes = tuple(
+            msgspec.structs.replace(each, evidence=f"{told}: {each.evidence}")
+            for each in attributed(attribution, self.engine, "")
+        )
+        faulty = np.isin(np.arange(len(sizes)), off)
+        # No parameter is in force in all of them: there is none to state.
+        return Found(causes, faulty=faulty)
+
     def _unrelated(self, chosen: Sequence[Measurement]) -> str | None:
         """Why these are the tokens of another model; a few bad steps may hold too few to tell."""
         if sum(len(item.delta) for item in chosen) < LEAST_TOKENS:
             return None
         return find_unrelated(self.reference.teacher, chosen, self.reference.facts.eos_token_ids)
 
-    def _trainer(self, side: Side, rng: np.random.Generator) -> tuple[CauseFound, ...]:
+    def _trainer(self, side: Side, rng: np.random.Generator) -> OfTrainer:
+        scale, sizes = self.trainer_scale, self.scored.trainer_sizes
+        known = np.where(np.isfinite(sizes), sizes, 0.0)
+        if (fit := believed(iter(self.scored.trainer_accounts), known, scale.gates.mean)) is not None:
+            return written_otherwise(fit)
         chosen = [
             as_trainer(self.scored.rollouts[i], self.scored.measurements[i])
             for i in self._asked(side)
             if self.scored.rollouts[i].trainer_logprobs is not None
         ]
-        scale = self.trainer_scale
         return trainer_causes(self._suspect, chosen, scale.floor, scale.gates, rng)
 
     def _members(self, side: Side) -> list[int]:

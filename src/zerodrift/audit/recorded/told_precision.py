@@ -44,6 +44,11 @@ class ToldPrecision(NamedTuple):
     known: bool = True
     """False where nobody says so: what passes by these gates alone has not passed."""
 
+    @property
+    def in_fp32(self) -> bool:
+        """Known to be so: what is above these gates is no rounding."""
+        return self.known and self.precision is Precision.FP32
+
 
 UNKNOWN = ToldPrecision(ASSUMED, f"{ASSUMED}, and nothing says which: say it with --precision", known=False)
 

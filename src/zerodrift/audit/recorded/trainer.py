@@ -5,8 +5,8 @@ rotary positions are wrong position ids. One account is the trainer's own: seque
 see each other. The first of a row is right and the second is not, so that pairs of neighbours show it.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from zerodrift.audit.explain import attributed
 from zerodrift.audit.measure import Measurement, Observed, tabulate
 from zerodrift.audit.probes.result import found, with_fix
 from zerodrift.audit.probes.trainer import packed_logits
+from zerodrift.audit.recorded.notation_readings import Fit
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.core.cause import CAUSES, UNEXPLAINED
 from zerodrift.drift.floor import Floor
@@ -34,6 +35,14 @@ MOST_PAIRS = 3
 EXPLAINED = 0.9
 
 
+class OfTrainer(NamedTuple):
+    """What its numbers show."""
+
+    causes: tuple[CauseFound, ...]
+    in_force: Mapping[str, float] = {}
+    """Sampling parameters that explain them, where such do."""
+
+
 def as_trainer(rollout: RecordedRollout, item: Measurement) -> Measurement:
     """The same tokens with the trainer's numbers in the place of the engine's."""
     assert rollout.trainer_logprobs is not None, "asked only where the trainer scored"
@@ -47,16 +56,22 @@ def trainer_causes(
     floor: Floor,
     gates: Gates,
     rng: np.random.Generator,
-) -> tuple[CauseFound, ...]:
+) -> OfTrainer:
     """Named causes of the difference; `measurements` carry the trainer's numbers, in the order of the dump."""
     if (leak := _packing(suspect.model, measurements, gates)) is not None:
-        return (leak,)
+        return OfTrainer((leak,))
     attribution = diagnose(suspect, measurements, floor, gates, rng)
     # How tokens were drawn says nothing about the trainer.
     about_numbers = tuple(each for each in attribution.selected if each.channel is not Channel.SAMPLED)
     attribution = msgspec.structs.replace(attribution, selected=about_numbers)
     causes = attributed(attribution, NAME, describe(shape(tabulate(measurements, floor))))
-    return tuple(_renamed(cause) for cause in settled(causes, Signs(to_know=OTHER_WEIGHTS), NAME))
+    renamed = tuple(_renamed(cause) for cause in settled(causes, Signs(to_know=OTHER_WEIGHTS), NAME))
+    return OfTrainer(renamed, attribution.explanation.sampling if about_numbers else {})
+
+
+def written_otherwise(fit: Fit) -> OfTrainer:
+    """Its numbers are right, and are written in another way."""
+    return OfTrainer((_renamed(found(fit.account.cause, NAME, NAME, fit.evidence, explained=fit.explained)),))
 
 
 def _renamed(cause: CauseFound) -> CauseFound:

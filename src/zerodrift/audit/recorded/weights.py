@@ -20,6 +20,10 @@ from zerodrift.stats.arrays import Floats
 NAME = Probe.PREVIOUS_WEIGHTS
 MOSTLY = 20.0
 """An older checkpoint fits if it leaves less than a twentieth of the difference, as after an update in an audit."""
+MOST_LABELS = 8
+"""That are named; their number is always told."""
+LONGEST_NUMBER = 20
+"""Digits of a label that counts as a number."""
 MIXED = 0.1
 """Share of rollouts at the newer weights from which on some replicas were updated and others were not."""
 
@@ -65,12 +69,19 @@ def compare_weights(suspected: Suspected, gates: Gates, engine: str) -> Older:
     return Older(answered(NAME, Outcome.FAIL, cause.evidence, evidence, causes=(cause,)), at_old)
 
 
+def _in_order(label: str) -> tuple[int, str]:
+    """Numbers by their value: 2 before 10."""
+    return (int(label) if label.isdecimal() and len(label) < LONGEST_NUMBER else 0, label)
+
+
 def _evidence(rollouts: Sequence[RecordedRollout], at_old: np.ndarray, now: float, before: float) -> str:
     old = [rollout for rollout, stale in zip(rollouts, at_old, strict=True) if stale]
     message = f"{len(old)} of {len(rollouts)} rollouts have the numbers of the previous weights"
     steps = sorted({rollout.step for rollout in old if rollout.step is not None})
     if steps:
         message += f", in steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f", in step {steps[0]}"
-    if labels := sorted({rollout.version for rollout in old if rollout.version is not None}):
-        message += f", under the label {', '.join(labels[:4])}"
+    if labels := sorted({each.version for each in old if each.version is not None}, key=_in_order):
+        more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
+        word = "label" if len(labels) == 1 else "labels"
+        message += f", under the {word} {', '.join(labels[:MOST_LABELS])}{more}"
     return f"{message}: mean |Δ| {before:.2g} from those and {now:.2g} from the model"

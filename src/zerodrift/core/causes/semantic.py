@@ -153,7 +153,7 @@ SEMANTIC = (
         "Sampled tokens do not follow the distribution whose logprobs are reported.",
         "look for truncation, penalties or a biased random generator between logits and token",
         llama_cpp="--top-k 0 --top-p 1 --min-p 0, or the same in every request: by default it cuts off",
-        unless_requested=("top_p", "top_k", "min_p"),
+        unless_requested=("temperature", "top_p", "top_k", "min_p"),
         predicts=OF_SAMPLED_TOKENS,
     ),
 )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from zerodrift.audit.recorded.dated import dated
+from zerodrift.audit.recorded.dated import dated, parted
 from zerodrift.drift.strata import Timeline
 
 ORDER = Timeline("step", (7, 8, 9), np.repeat(np.arange(3), 4))
@@ -40,3 +40,31 @@ def test_one_that_ended_and_is_mixed():
 )
 def test_what_cannot_be_dated(faulty, sound):
     assert dated(ORDER, faulty, sound, "are old") is None
+
+
+@pytest.mark.parametrize(
+    ("faulty", "told"),
+    [
+        (flags(*range(4, 8)), True),
+        (flags(*range(8, 12)), True),
+        (flags(*range(4, 7)), False),
+        (flags(*range(4), *range(8, 12)), False),
+        (flags(), False),
+        (flags(*range(12)), True),
+    ],
+    ids=["one step", "the last one", "most of a step", "two, and a sound one between", "none", "three steps"],
+)
+def test_steps_that_are_parted(faulty, told):
+    padding = np.zeros(36, dtype=bool)
+    order = Timeline("step", tuple(range(12)), np.repeat(np.arange(12), 4))
+    faulty = np.concatenate([faulty, padding])
+    assert parted(order, faulty, ~faulty) is told
+    unclear = faulty.copy()
+    unclear[-1] = True
+    assert not parted(order, faulty, ~unclear), "one that is neither"
+
+
+def test_two_of_four_are_parted_by_chance():
+    order = Timeline("step", (0, 1), np.array([0, 0, 1, 1]))
+    faulty = np.array([False, False, True, True])
+    assert not parted(order, faulty, ~faulty)

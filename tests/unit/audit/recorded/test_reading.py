@@ -41,6 +41,12 @@ def test_what_was_left_out_is_said(rollout):
     )
 
 
+def test_labels_of_one_checkpoint_are_no_contradiction(rollout):
+    rollouts = [rollout(version=str(number)) for number in range(3)]
+    told = dump_probe(dump(rollouts), rollouts, "", "vllm", labels_fit=True).record.message
+    assert told == "3 of 3 rollouts judged"
+
+
 @pytest.mark.parametrize(("lines", "required"), [(10, True), (1000, False)])
 def test_skipped_lines_are_named_and_too_many_leave_nothing_to_judge(lines, required, rollout):
     bad = tuple(

@@ -46,7 +46,7 @@ def measured(reference: ReferenceBackend, trainer: Scorer, count: int) -> list[M
 
 def causes(reference: ReferenceBackend, items: list[Measurement]) -> tuple[CauseFound, ...]:
     suspect = Suspect(reference.model, reference.tokenizer, reference.facts)
-    return trainer_causes(suspect, items, FLOOR, GATES, np.random.default_rng(0))
+    return trainer_causes(suspect, items, FLOOR, GATES, np.random.default_rng(0)).causes
 
 
 def test_the_trainers_numbers_stand_in_the_engines_place(reference):

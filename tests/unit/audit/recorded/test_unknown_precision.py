@@ -26,7 +26,7 @@ def slightly_off():
     """Weights that are half a percent of each tensor's spread away, in fp32: as far as bf16 rounds."""
     backend = ReferenceBackend(MODEL, dtype="float32", batch=32)
     with torch.no_grad():
-        _move(backend.model, copy.deepcopy(backend.model), 1, 0.005)
+        _move(backend.model, copy.deepcopy(backend.model), 1, 0.005, torch.float32)
     return backend
 
 

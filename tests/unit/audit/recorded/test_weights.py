@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ def older():
 
 @pytest.fixture(scope="module")
 def newer(older):
-    return Teacher(perturbed(older.model, 1), layout=Layout.PADDED)
+    return Teacher(perturbed(older.model, 1).new, layout=Layout.PADDED)
 
 
 def rollouts(teachers: Sequence[Teacher], **fields: object) -> list[RecordedRollout]:
@@ -60,6 +61,18 @@ def test_all_at_the_older_weights_is_stale(newer, older):
     assert at_old.all()
 
 
+def test_every_label_is_named_or_counted(newer, older):
+    """Twelve labels of which four were named read as if there were four."""
+    made = [
+        msgspec.structs.replace(each, version=str(number))
+        for number, each in enumerate(rollouts([older.teacher] * 12))
+    ]
+    six = compare(made[:6], newer, older.teacher).result.causes[0].evidence
+    assert "under the labels 0, 1, 2, 3, 4, 5: mean" in six
+    twelve = compare(made, newer, older.teacher).result.causes[0].evidence
+    assert "under the labels 0, 1, 2, 3, 4, 5, 6, 7 and 4 more: mean" in twelve
+
+
 def test_one_step_and_no_steps(newer, older):
     one = compare(rollouts([older.teacher] * 2, step=3), newer, older.teacher)
     assert "weights, in step 3: mean" in one.result.causes[0].evidence
@@ -74,7 +87,7 @@ def test_some_at_the_newer_ones_is_a_replica(newer, older):
 
 
 def test_neither_is_another_fault(newer, older):
-    elsewhere = Teacher(perturbed(older.model, 2), layout=Layout.PADDED)
+    elsewhere = Teacher(perturbed(older.model, 2).new, layout=Layout.PADDED)
     result, _ = compare(rollouts([elsewhere, elsewhere, older.teacher]), newer, older.teacher)
     assert (result.record.status, result.causes) == (Outcome.PASS, ())
     assert result.record.message == "the previous weights explain 1 of 3 rollouts: they are not the cause"

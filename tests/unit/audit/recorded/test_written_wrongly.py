@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from zerodrift.audit.blame import Blamed
 from zerodrift.audit.perturb import perturbed
+from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Layout, Teacher
 from zerodrift.records.recorded import RecordedRollout
 from zerodrift.records.verdict import Outcome
@@ -117,10 +119,50 @@ def test_since_the_step_from_which_on_it_was_written_so(name, sound, reference, 
     assert blamed.since.startswith("since step 2: 12 of 12 rollouts ")
 
 
+def test_padded_rollouts_are_counted_and_no_others(sound, engine, reference, judged):
+    """Every fourth prompt was the longest of its batch; one output ends with the id that pads, because it was drawn."""
+    drawn = replace(sound[1], output=(*sound[1].output[:-1], PAD))
+    numbers = engine.score([drawn.prompt + drawn.output])[0][len(drawn.prompt) - 1 :]
+    rollouts = [sound[0], replace(drawn, logprobs=tuple(numbers)), *sound[2:]]
+    padded = [replace(each, prompt=(PAD,) * (n % 4) + each.prompt) for n, each in enumerate(rollouts)]
+    blamed = judged(padded, reference)
+    assert blamed.record.causes[0].evidence.startswith(
+        "ids hold padding: 18 prompts on the left: 18 rollouts "
+    )
+    assert blamed.since == "bad from the first recorded step (0) on: 18 of 24 rollouts are right if read so"
+
+
+@pytest.mark.parametrize("base", [2, 10])
+def test_a_trainer_that_writes_another_base(base, sound, reference, judged):
+    rollouts = [replace(each, trainer_logprobs=tuple(v / log(base) for v in each.logprobs)) for each in sound]
+    blamed = judged(rollouts, reference)
+    assert (blamed.record.verdict, blamed.record.guilty) == (Outcome.FAIL, "trainer")
+    (cause,) = blamed.record.causes
+    assert (cause.cause, cause.found_by) == ("semantic/notation", "trainer")
+    assert cause.evidence.startswith(
+        f"in the trainer's numbers: the numbers are log{base}, not natural logarithms: 24"
+    )
+    assert blamed.record.message.startswith("The trainer's logprobs are not those of the checkpoint; ")
+
+
 def test_a_sound_dump_has_no_such_name(sound, reference, judged):
     blamed = judged(sound, reference)
     assert (blamed.record.verdict, blamed.record.causes) == (Outcome.PASS, ())
     assert (blamed.record.precision, blamed.since) == ("fp32", "nothing to date")
+
+
+@pytest.mark.parametrize("name", [None, "log10"])
+def test_labels_of_many_weights_are_no_contradiction_where_one_checkpoint_has_every_number(
+    name, sound, reference, judged
+):
+    labelled = [replace(each, version=str(each.step)) for each in sound]
+    rollouts = labelled if name is None else [*labelled[:6], *WRONGLY[name][0](labelled[6:])]
+    assert not contradicted(judged(rollouts, reference))
+
+
+def contradicted(blamed: Blamed) -> bool:
+    (dump,) = (each for each in blamed.record.probes if each.name == "dump")
+    return "one checkpoint cannot be all of them" in dump.message
 
 
 def test_a_sound_dump_with_padding_in_prompt_and_output(engine, reference, sampled, judged):
@@ -130,15 +172,19 @@ def test_a_sound_dump_with_padding_in_prompt_and_output(engine, reference, sampl
     assert (blamed.record.verdict, blamed.record.causes) == (Outcome.PASS, ())
 
 
-def test_other_weights_are_none_of_these(sound, reference, judged):
+def older_numbers(rollouts: Rollouts, reference: ReferenceBackend) -> Rollouts:
     older = Teacher(perturbed(reference.model, 1).new, layout=Layout.PADDED)
-    ids = [each.prompt + each.output for each in sound]
-    scores = older.score(ids)
-    stale = [
+    scores = older.score([each.prompt + each.output for each in rollouts])
+    return [
         replace(each, logprobs=tuple(score[len(each.prompt) - 1 :]))
-        for each, score in zip(sound, scores, strict=True)
+        for each, score in zip(rollouts, scores, strict=True)
     ]
-    blamed = judged(stale, reference)
+
+
+def test_other_weights_are_none_of_these(sound, reference, judged):
+    labelled = [replace(each, version=str(each.step)) for each in sound]
+    blamed = judged(older_numbers(labelled, reference), reference)
+    assert contradicted(blamed)
     assert blamed.record.verdict is Outcome.FAIL
     named = {cause for _, cause, _ in WRONGLY.values()} | {"semantic/template"}
     assert not named & {cause.cause for cause in blamed.record.causes if cause.gating}
