@@ -300,10 +300,9 @@ def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
 
     from zerodrift.config.engine import EngineConfig
     from zerodrift.config.run import EXACT
-    from zerodrift.faults.fault import Need
     from zerodrift.faults.registry import resolve
 
-    if resolved.engine != EXACT or Need.REFERENCE not in resolve(inject).needs:
+    if resolved.engine != EXACT or not resolve(inject).needs_reference(resolved.sampling_defaults.params()):
         return resolved
     console.note(f"{inject} acts inside the reference engine, which is audited in place of the exact one")
     return msgspec.structs.replace(resolved, engine=EngineConfig(name="reference"))
@@ -316,7 +315,8 @@ def _fault(name: str, resolved: "RunConfig", sync: bool, resets_cache: bool) -> 
     from zerodrift.faults.registry import resolve
 
     fault = resolve(name)
-    fault.check_visible(resolved.sampling_defaults.params(), sync=sync, resets_cache=resets_cache)
+    params, engine = resolved.sampling_defaults.params(), resolved.engine.name
+    fault.check_visible(params, engine=engine, sync=sync, resets_cache=resets_cache)
     if fault.kind is not Layer.TRAINER:
         return {"wrap": fault.inject}
     if resolved.validation.trainer is not None:
