@@ -89,7 +89,7 @@ class Need(Enum):
     # A matter of the requests, not of the engine: at temperature 1 and with nothing else set, nothing is to be seen.
     PROCESSING = (lambda _: True, "")
     # Likewise: what was requested and not drawn is known by scoring at temperature 1, and otherwise by logits alone.
-    CLAIMED = (lambda _: True, "")
+    CLAIMED = (lambda _: True, "it reports what was requested of tokens that were drawn otherwise")
     # Likewise of the update: where it resets the prefix cache, nothing old is left in it.
     KEPT_CACHE = (lambda _: True, "it lives on what an update leaves in the prefix cache")
 
