@@ -1,5 +1,6 @@
 """`zerodrift audit`: is this engine the same policy as the trainer? And what did earlier audits find?"""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -180,7 +181,9 @@ def list_command(
     if as_json:
         console.say_json(runs)
     elif runs:
-        print_runs(runs, console.stdout())
+        told = console.stdout()
+        # Who pipes it on wants lines; who says how wide the screen is wants them to fit.
+        print_runs(runs, told, fit=told.is_terminal or "COLUMNS" in os.environ)
     else:
         console.say(f"{directory} holds no runs")
 
