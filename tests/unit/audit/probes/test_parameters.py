@@ -15,6 +15,7 @@ from zerodrift.core.completion import Answer, LogprobKind
 from zerodrift.core.errors import EngineRefused
 from zerodrift.core.request import Request, SamplingParams
 from zerodrift.drift.honoured import Honoured, Value
+from zerodrift.faults.registry import resolve
 from zerodrift.faults.wrapper import FaultyBackend
 from zerodrift.records.evidence import ParametersEvidence
 from zerodrift.records.verdict import Outcome
@@ -137,3 +138,11 @@ def test_what_would_not_be_seen_is_not_called_honoured():
     assert told == "honoured as asked: top_p; taken, and another value would not be seen: presence_penalty"
     assert _honoured([seen]) == "honoured as asked: top_p"
     assert "honoured" not in _honoured([blind])
+
+
+def test_a_planted_bias_cannot_be_asked_for_truncation_and_the_rest_is_asked(llama, measurements):
+    """It ended the audit with a usage error, wherever the draws of the run had not shown it before."""
+    engine = resolve("semantic/sampling-bias:hotter-1.2").inject(llama)
+    result = AskParameters(engine, llama, SamplingParams(temperature=0.6), measurements, BAND, 5).ask()
+    assert result.evidence.refused == "top_p, top_k, min_p"
+    assert "temperature" in result.evidence.asked
