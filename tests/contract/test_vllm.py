@@ -12,6 +12,7 @@ from zerodrift import models
 from zerodrift.backends.base import Capability
 from zerodrift.backends.registry import ServedModel, open_engine
 from zerodrift.backends.vllm import VllmBackend
+from zerodrift.backends.vllm_facts import KEPT_BACK
 from zerodrift.backends.vllm_launch import route_flags
 from zerodrift.config.engine import EngineConfig
 from zerodrift.core.completion import FinishReason, LogprobKind, TokenAlternative
@@ -124,7 +125,9 @@ def test_a_gateway_that_lets_only_v1_through_does_not_stop_the_audit(server, con
         Capability.WEIGHT_VERSION,
     }
     assert len(one(backend, ask(1)).completions) == 1
-    assert backend.fingerprint().semantic == {"model": "tiny"}
+    facts = backend.fingerprint()
+    assert facts.semantic == {"model": "tiny"}
+    assert facts.deployment.get(KEPT_BACK) == (None if status == 404 else f"/server_info ({status})")
 
 
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logits"])

@@ -40,6 +40,22 @@ def test_answers_are_what_the_server_says(tmp_path):
             assert rounded(answer_to(line, server.port)) == rounded(shown)
 
 
+def test_the_proof_is_one(tmp_path):
+    """The second line of the page, without the token that it does not speak of; it asks for less, and needs to know as much."""
+    (line,) = re.findall(r"^\$ zerodrift (audit .*)$", PAGE.read_text().partition("## ")[0], re.MULTILINE)
+    few = ["--num-prompts", "8", "--trials", "8", "--out", str(tmp_path / "run")]
+    for server in serve(tmp_path):
+        words = [*shlex.split(line.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")), *few]
+        ended = subprocess.run(
+            [sys.executable, "-m", "zerodrift.cli.main", *words],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert (ended.returncode, "PASS" in ended.stdout) == (0, True), ended.stdout + ended.stderr
+
+
 def written(port: int) -> str:
     """The page with the answers of now."""
     return SHOWN.sub(

@@ -48,6 +48,18 @@ def takes(words):
     return True
 print(json.dumps([takes(words) for words in json.loads(sys.argv[1])]))
 """
+STARTS = """
+import json, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+def starts(words):
+    try:
+        EngineArgs.from_cli_args(parser.parse_args(words)).create_engine_config()
+    except Exception as error:
+        return str(error)
+print(json.dumps([starts(words) for words in json.loads(sys.argv[1])]))
+"""
 # Every kind of flag that is judged: switches, choices, numbers, and their short forms.
 WORDS = (
     *("--logprobs-mode raw", "--logprobs-mode PROCESSED_LOGPROBS", "--logprobs-m raw_logits"),
@@ -117,6 +129,24 @@ def test_words_are_taken_and_refused_as_vllm_does() -> None:
     real = asked(TAKES, json.dumps([["Q", *words.split()] for words in WORDS]))
     ours = [CommandLine(f"vllm serve Q {words}").read().settings["refused"].value is None for words in WORDS]
     assert dict(zip(WORDS, ours, strict=True)) == dict(zip(WORDS, real, strict=True))
+
+
+def test_a_number_out_of_range_stops_vllm(tmp_path: Path) -> None:
+    """Each just outside of what our table says, and all that the doctor passes just inside of what people type."""
+    models.materialise("testbed:qwen3", tmp_path / "model")
+    outside = []
+    for name, bounds in vllm_options().bounds.items():
+        least = [] if bounds.ge is None else [bounds.ge - 1]
+        most = [] if bounds.le is None else [bounds.le + 1]
+        ends = [each for each in (bounds.gt, bounds.lt, bounds.never) if each is not None]
+        outside += [[f"--{name}={value:g}"] for value in (*least, *most, *ends)]
+    inside = [["--max-model-len=-1"], ["--max-num-seqs=1"], ["--gpu-memory-utilization=1.0"]]
+    told = asked(
+        STARTS, json.dumps([["--model", str(tmp_path / "model"), *words] for words in outside + inside])
+    )
+    stopped = dict(zip(map(" ".join, outside), told, strict=False))
+    assert {words for words, why in stopped.items() if why is None} == set()
+    assert told[len(outside) :] == [None] * len(inside)
 
 
 def test_defaults_are_vllms_own(flags: list[list[object]]) -> None:

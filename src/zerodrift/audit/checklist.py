@@ -157,7 +157,14 @@ def rewards_item(verdict: VerdictRecord) -> Item:
         return not_run(Probe.REWARDS, AUDIT)
     # They differ because something else does: what mends that mends them.
     fixes = _fixes([cause for cause in verdict.causes if cause.gating])
-    enough = "validation.equivalence_trials: a larger number"
+    # Rewards that could be compared, and were not, are all one: more of them would be the same.
+    seen = msgspec.convert(dict(probe.evidence), RewardsEvidence) if probe.evidence else None
+    all_one = seen is not None and seen.engine_mean is not None and seen.p is None
+    enough = (
+        "model.path: a checkpoint that solves the task now and then, or validation.task: another task"
+        if all_one
+        else "validation.equivalence_trials: a larger number"
+    )
     return _item(
         probe,
         {

@@ -173,8 +173,7 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
 
     def _history(self, rewards: Rewards | None, compared: Item) -> Item:
         if self.history is None:
-            why, typed = "no --history to compare with", "--record FILE now, and --history FILE the next time"
-            return checklist.left_out(HISTORY, why, typed)
+            return checklist.left_out(HISTORY, "no --history to compare with", self._to_have_one(compared))
         if rewards is None:
             return checklist.not_run(HISTORY, Probe.REWARDS)
         # A run that was killed after it was recorded goes on, and agrees with itself.
@@ -183,6 +182,14 @@ class Preflight(msgspec.Struct, frozen=True, kw_only=True):
             why = f"{self.history.path} holds this very run alone"
             return checklist.left_out(HISTORY, why, "--out another directory, for another run")
         return history_item(rewards, others, compared.status)
+
+    def _to_have_one(self, compared: Item) -> str:
+        """What to type, of a run that does not record what it would be held against."""
+        if self.recorded is None:
+            return "--record FILE now, and --history FILE the next time"
+        if compared.status is not Status.PASS:
+            return f"settle {Probe.REWARDS} first: what does not pass is not recorded"
+        return f"--history {shlex.quote(str(self.recorded.path))} the next time"
 
     def _when(self) -> str:
         """Of the run, not of its repetition: what was recorded once is not recorded again."""

@@ -25,6 +25,7 @@ from zerodrift.audit.trainers import open_trainer
 from zerodrift.backends.base import Backend, Capability
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.registry import IN_PROCESS, ServedModel, check_engine, open_engine
+from zerodrift.backends.vllm_facts import KEPT_BACK
 from zerodrift.config.load import dump, load
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
@@ -331,6 +332,12 @@ def precision_of(fingerprint: EngineFingerprint) -> Precision:
     """What the engine says it computes in; it must say so, because the gates hang on it."""
     dtype = fingerprint.numeric.get("dtype", "unknown").removeprefix("torch.")
     if dtype not in PRECISIONS:
+        if (route := fingerprint.deployment.get(KEPT_BACK)) is not None:
+            raise ConfigError(
+                f"what the engine computes in stands in its settings, which it keeps back from this caller: {route}; put its "
+                "admin token, or its --api-key, into a variable and name it: --set engine.api_key_env=NAME; or say which "
+                "precision applies: --set validation.precision=fp32|bf16|fp8"
+            )
         raise ConfigError(
             f"the engine says it computes in {dtype!r}, which names no precision profile; "
             "say which one applies: --set validation.precision=fp32|bf16|fp8"

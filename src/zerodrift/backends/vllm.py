@@ -20,6 +20,7 @@ from zerodrift.core.errors import (
     BadAnswer,
     CapabilityMissing,
     EngineError,
+    EngineRefused,
     InvalidCompletion,
     ModelError,
     NonFinite,
@@ -59,6 +60,9 @@ class VllmBackend(ServerBackend):
     label_route = "/weight_info"
     _returns_ids = True
     """Releases before 0.10.2 do not know return_token_ids; the logprobs of all of them name their tokens by id."""
+
+    _kept_back: int | None = None
+    """What the server answered in place of its settings, where it has them and wants another token or address."""
 
     _silent_at_none = False
     """It counts what came from the cache, and does not mention a count of nothing."""
@@ -176,7 +180,9 @@ class VllmBackend(ServerBackend):
 
     def _facts(self, info: vllm_facts.ServerInfo | None) -> EngineFingerprint:
         release = self._release() if info is None else None
-        shown = vllm_facts.fingerprint(self.model, self.max_model_len, self.path, info, release)
+        shown = vllm_facts.fingerprint(
+            self.model, self.max_model_len, self.path, info, release, kept_back=self._kept_back
+        )
         if self._returns_ids:
             return shown
         deployment = {
@@ -258,7 +264,13 @@ class VllmBackend(ServerBackend):
     def _read_info(self) -> vllm_facts.ServerInfo | None:
         """The settings in force, where the server shows them in a form that can be read."""
         path = "/server_info?config_format=json"
-        answer = self._http.find(path)
+        try:
+            answer = self._http.get(path)
+        except EngineRefused as error:
+            if error.status not in CLOSED | {404}:
+                raise
+            self._kept_back = error.status if error.status in CLOSED else None
+            return None
         try:
             info = parse(answer, vllm_facts.ServerInfo, path)
         except BadAnswer:

@@ -71,6 +71,10 @@ DEPLOYMENT = {
 }
 
 
+KEPT_BACK = "kept_back"
+"""The fact that a server has settings and does not show them to us: a route, and its status."""
+
+
 class ServerInfo(msgspec.Struct):
     """The answer of /server_info?config_format=json."""
 
@@ -109,14 +113,23 @@ def logprob_kind(info: ServerInfo | None) -> LogprobKind:
 
 
 def fingerprint(
-    model: str, max_model_len: int, route: str, info: ServerInfo | None, release: str | None = None
+    model: str,
+    max_model_len: int,
+    route: str,
+    info: ServerInfo | None,
+    release: str | None = None,
+    *,
+    kept_back: int | None = None,
 ) -> EngineFingerprint:
     """Who computes the numbers, as far as the server shows it, and how it is asked.
 
-    Without dev mode that is the model's name and the release, as /version has it.
+    Without dev mode that is the model's name and the release, as /version has it; `kept_back` is the status that
+    came in place of the settings.
     """
     semantic, numeric = {"model": model}, {} if release is None else {"vllm": release}
     deployment = {"max_model_len": str(max_model_len), "route": route}
+    if info is None and kept_back is not None:
+        deployment[KEPT_BACK] = f"/server_info ({kept_back})"
     if info is not None:
         overrides = look_up(info.vllm_config, "model_config/hf_overrides")
         overrides = dict(overrides) if isinstance(overrides, dict) else {}

@@ -1,5 +1,6 @@
 """`zerodrift audit`: is this engine the same policy as the trainer? And what did earlier audits find?"""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -180,7 +181,9 @@ def list_command(
     if as_json:
         console.say_json(runs)
     elif runs:
-        print_runs(runs, console.stdout())
+        told = console.stdout()
+        # Who pipes it on wants lines; who says how wide the screen is wants them to fit.
+        print_runs(runs, told, fit=told.is_terminal or "COLUMNS" in os.environ)
     else:
         console.say(f"{directory} holds no runs")
 
@@ -300,10 +303,9 @@ def _with_host(resolved: "RunConfig", inject: str) -> "RunConfig":
 
     from zerodrift.config.engine import EngineConfig
     from zerodrift.config.run import EXACT
-    from zerodrift.faults.fault import Need
     from zerodrift.faults.registry import resolve
 
-    if resolved.engine != EXACT or Need.REFERENCE not in resolve(inject).needs:
+    if resolved.engine != EXACT or not resolve(inject).needs_reference(resolved.sampling_defaults.params()):
         return resolved
     console.note(f"{inject} acts inside the reference engine, which is audited in place of the exact one")
     return msgspec.structs.replace(resolved, engine=EngineConfig(name="reference"))
@@ -316,7 +318,8 @@ def _fault(name: str, resolved: "RunConfig", sync: bool, resets_cache: bool) -> 
     from zerodrift.faults.registry import resolve
 
     fault = resolve(name)
-    fault.check_visible(resolved.sampling_defaults.params(), sync=sync, resets_cache=resets_cache)
+    params, engine = resolved.sampling_defaults.params(), resolved.engine.name
+    fault.check_visible(params, engine=engine, sync=sync, resets_cache=resets_cache)
     if fault.kind is not Layer.TRAINER:
         return {"wrap": fault.inject}
     if resolved.validation.trainer is not None:

@@ -120,8 +120,15 @@ def _fixed(opened: "Target", asked: "Settings", *, risks: bool) -> "Diagnosis":
     severities = (Severity.WRONG, Severity.RISK) if risks else (Severity.WRONG,)
     diagnosis, judgements = diagnose(opened, asked)
     changes = fixes(judgements, severities)
-    if (fixed := opened.corrected(changes)) is not None:
+    fixed, new = opened.corrected(changes), changes
+    # What a change brings into force is judged too, and each setting is changed once.
+    while fixed is not None and new:
         diagnosis, judgements = diagnose(fixed, asked)
+        left = fixes(judgements, severities)
+        new = {name: value for name, value in left.items() if name not in changes}
+        changes |= new
+        fixed = fixed.corrected(new) or fixed
+    if fixed is not None:
         console.say(fixed.printed().removesuffix("\n"))
         if HIDDEN in fixed.printed():
             typer.echo(_PUT_BACK, err=True)

@@ -35,6 +35,10 @@ OF_SHADOW = (
 )
 
 
+CALLERS = "Who may call"
+"""A table of its own in the help: beside the ranges of numbers the longest of these names would be cut."""
+
+
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
 def command(
     ctx: typer.Context,
@@ -47,19 +51,33 @@ def command(
         int | None, typer.Option(min=0, max=65535, help="Control routes answer here alone.")
     ] = None,
     role: Annotated[
-        str, typer.Option(help="serving, or training: nobody generates without the token.")
+        str,
+        typer.Option(
+            help="serving, or training: nobody generates without the token.", rich_help_panel=CALLERS
+        ),
     ] = "serving",
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that clients must send to generate.")
+        Path | None,
+        typer.Option(help="File with the token that clients must send to generate.", rich_help_panel=CALLERS),
     ] = None,
     admin_token_file: Annotated[
-        Path | None, typer.Option(help="File with the token of control routes; a new one is made without it.")
+        Path | None,
+        typer.Option(
+            help="File with the token of control routes; a new one is made without it.",
+            rich_help_panel=CALLERS,
+        ),
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Another name that clients reach it by.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another name that clients reach it by.", rich_help_panel=CALLERS),
     ] = None,
     unsafe_allow_unauthenticated: Annotated[
-        bool, typer.Option("--unsafe-allow-unauthenticated", help="Generate for whoever reaches the port.")
+        bool,
+        typer.Option(
+            "--unsafe-allow-unauthenticated",
+            help="Generate for whoever reaches the port.",
+            rich_help_panel=CALLERS,
+        ),
     ] = False,
     weight_root: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory below which weight updates are read.")

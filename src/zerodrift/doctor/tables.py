@@ -1,5 +1,6 @@
 """The tables in `settings/`: what each setting is called, by people, by vLLM and by trainers, and its default there."""
 
+import operator
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -90,6 +91,29 @@ class FileName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         freeze(self, "values")
 
 
+class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The numbers that vLLM takes behind a flag."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    never: float | None = None
+
+    def refusal(self, number: float) -> str | None:
+        """What it should be, where it is not."""
+        for limit, holds, words in (
+            (self.ge, operator.ge, "at least"),
+            (self.gt, operator.gt, "above"),
+            (self.le, operator.le, "at most"),
+            (self.lt, operator.lt, "below"),
+            (self.never, operator.ne, "not"),
+        ):
+            if limit is not None and not holds(number, limit):
+                return f"{words} {limit:g}"
+        return None
+
+
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many words each flag of vLLM takes, and which."""
 
@@ -100,10 +124,11 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aliases: Mapping[str, str]
     choices: Mapping[str, tuple[str, ...]]
     numbers: Mapping[str, Number]
+    bounds: Mapping[str, Bounds]
 
     def __post_init__(self) -> None:
         """Tables do not change."""
-        freeze(self, "aliases", "choices", "numbers")
+        freeze(self, "aliases", "choices", "numbers", "bounds")
 
     @property
     def names(self) -> frozenset[str]:

@@ -219,7 +219,15 @@ def _bad_value(name: str, values: Sequence[str]) -> str | None:
             return f"--{name} {safe(value)} is none of {', '.join(choices)}"
         if kind and not re.fullmatch(_NUMBERS[kind], value):
             return f"--{name} {safe(value)} is no number ({kind})"
+        if (wanted := _out_of_range(name, value)) is not None:
+            return f"--{name} {safe(value)} is out of range: it must be {wanted}"
     return None
+
+
+def _out_of_range(name: str, value: str) -> str | None:
+    """What it must be; a word among numbers, such as `auto`, is in no range."""
+    bounds, said = vllm_options().bounds.get(name), number(value)
+    return None if bounds is None or isinstance(said, str) else bounds.refusal(said)
 
 
 def _no_such_flag(name: str) -> str:

@@ -270,7 +270,7 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def quantile(self, q: float) -> float:
         """Order statistic number ⌈q·n⌉ of |Δ|, within RELATIVE_ERROR; q is the decimal number that it prints as.
 
-        Below 1e-9 the answer is 1e-9 and from 100 on it is `max`: upper bounds, since no edge lies beyond.
+        Below 1e-9 the answer is 1e-9 and from 100 on it is `max`: upper bounds, since no edge lies beyond. None is above `max`.
         """
         require.real(InvalidValue, "q", q, "a quantile lies in [0, 1]", 0, 1)
         self._check_any()
@@ -278,10 +278,11 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         rank = max(1, math.ceil(Fraction(str(q)) * self.count))
         slot = int(np.searchsorted(np.cumsum(self.bins), rank))
         if slot < 2:
-            return float(_EDGES[0]) if slot else 0.0
+            return min(self.max, float(_EDGES[0])) if slot else 0.0
         if slot == _SLOTS - 1:
             return self.max
-        return float(np.sqrt(_EDGES[slot - 2] * _EDGES[slot - 1]))
+        # The middle of the bin in which the greatest lies may be beyond it.
+        return min(self.max, float(np.sqrt(_EDGES[slot - 2] * _EDGES[slot - 1])))
 
     @property
     def _weights(self) -> WeightSums:

@@ -88,6 +88,8 @@ class Need(Enum):
     )
     # A matter of the requests, not of the engine: at temperature 1 and with nothing else set, nothing is to be seen.
     PROCESSING = (lambda _: True, "")
+    # Likewise: what was requested and not drawn is known by scoring at temperature 1, and otherwise by logits alone.
+    CLAIMED = (lambda _: True, "it reports what was requested of tokens that were drawn otherwise")
     # Likewise of the update: where it resets the prefix cache, nothing old is left in it.
     KEPT_CACHE = (lambda _: True, "it lives on what an update leaves in the prefix cache")
 
@@ -131,8 +133,25 @@ class Fault:
             if not need.holds(engine):
                 raise need.error(f"{self.spec} cannot be planted in {engine.name}: {need.advice}")
 
-    def check_visible(self, sampling: SamplingParams, *, sync: bool, resets_cache: bool = False) -> None:
+    def needs_reference(self, sampling: SamplingParams) -> bool:
+        """Whether no other engine can have this fault where requests are such."""
+        claims = Need.CLAIMED in self.needs and (sampling.greedy or not sampling.own_distribution)
+        return claims or Need.REFERENCE in self.needs
+
+    def check_visible(
+        self, sampling: SamplingParams, *, engine: str, sync: bool, resets_cache: bool = False
+    ) -> None:
         """Refuse an audit that could not see this fault: its PASS would mean nothing."""
+        if Need.CLAIMED in self.needs and sampling.truncates:
+            raise InvalidValue(
+                f"{self.spec} draws tokens that top-p, top-k or min-p would exclude, and those have no logprob; leave out "
+                "top_p, top_k and min_p"
+            )
+        if Need.CLAIMED in self.needs and engine != ReferenceBackend.name and self.needs_reference(sampling):
+            raise InvalidValue(
+                f"{self.spec} reports what was requested, and {engine} scores the model's own distribution alone; add "
+                "--engine reference, or leave out the temperature and the penalties"
+            )
         if Need.PROCESSING in self.needs and sampling.own_distribution:
             raise InvalidValue(
                 f"{self.spec} changes nothing at temperature {sampling.temperature:g} without truncation or penalties: "

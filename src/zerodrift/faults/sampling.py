@@ -17,7 +17,7 @@ from zerodrift import models
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, Completion
-from zerodrift.core.errors import CapabilityMissing, InvalidValue
+from zerodrift.core.errors import CapabilityMissing
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.faults.processing import sampled_logprobs
 from zerodrift.faults.rewriting import as_requested, restated, rewrite
@@ -58,7 +58,7 @@ class BiasedTokens(OtherParameters):
     def generate(self, requests: Sequence[Request]) -> list[Answer]:
         """Tokens from one distribution, logprobs from another."""
         if any(request.sampling.truncates for request in requests):
-            raise InvalidValue(
+            raise CapabilityMissing(
                 "this fault draws tokens that a requested top-p, top-k or min-p would exclude, and those have no "
                 "logprob: request top_p=1, top_k=0, min_p=0"
             )

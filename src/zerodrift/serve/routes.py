@@ -151,7 +151,7 @@ ROUTES: tuple[ServedRoute, ...] = (
         "Another label for the weights that are served",
         control.Relabel,
     ),
-    _get("/weight_info", _ADMIN, "weight_info", "Label and digest of the weights that are served"),
+    _get("/weight_info", _INFERENCE, "weight_info", "Label and digest of the weights that are served"),
     _post(
         "/weight_checker", _ADMIN, "weight_checker", "Checksums of the weights that are served", control.Check
     ),
@@ -162,7 +162,7 @@ ROUTES: tuple[ServedRoute, ...] = (
         "Forget cached prefixes",
         query=control.ResetCache,
     ),
-    _get("/server_info", _ADMIN, "server_info", "Settings in force, in vLLM's form", query=control.Info),
+    _get("/server_info", _INFERENCE, "server_info", "Settings in force, in vLLM's form", query=control.Info),
     _get("/get_world_size", _ADMIN, "world_size", "Workers: one", query=control.WorldSize),
     _post(
         "/v1/load_lora_adapter",

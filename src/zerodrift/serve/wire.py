@@ -4,7 +4,8 @@ A field that is null is as one that was left out, since clients write out what t
 """
 
 import difflib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -180,7 +181,9 @@ def read_body(content: bytes, kind: type[B]) -> B:
     """`content` as one of ours, or what is wrong with it by name."""
     try:
         told = msgspec.json.decode(content) if content else {}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        # Of a key that stands twice parsers take one, and not all the same one: what was meant is not known.
+        json.loads(content or b"{}", object_pairs_hook=_each_once)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         what = "is nested too deeply" if isinstance(error, RecursionError) else f"is no JSON: {error}"
         raise CallRefused(400, f"the body {what}", code="body/not-json") from error
     if not isinstance(told, dict):
@@ -188,6 +191,20 @@ def read_body(content: bytes, kind: type[B]) -> B:
             400, f"the body is a JSON {type(told).__name__}; send an object", code="body/not-an-object"
         )
     return as_body(told, kind)
+
+
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> None:
+    """Refuse a key that stands twice in one object."""
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise CallRefused(
+                400,
+                f"{name[:80]!r} stands twice in one object; send it once",
+                code="body/key-twice",
+                param=name[:80],
+            )
+        seen.add(name)
 
 
 def as_body(told: Mapping[str, Any], kind: type[B]) -> B:

@@ -55,9 +55,9 @@ class MeasuredEngine(FaultyBackend):
 def measured_engine(config: RunConfig) -> MeasuredEngine:
     """As `train.rollouts`, `train.inject` and `train.inject_from` say."""
     faults = faults_of(config)
-    for fault in faults:
-        fault.check_visible(config.sampling_defaults.params(), sync=True)
     kind = ReferenceBackend if config.train.rollouts is RolloutsFrom.REFERENCE else ExactBackend
+    for fault in faults:
+        fault.check_visible(config.sampling_defaults.params(), engine=kind.name, sync=True)
     dtype = "float32" if config.model.dtype == "auto" else config.model.dtype
     return MeasuredEngine(kind(config.model.path or "", dtype=dtype), faults, config.train.inject_from)
 

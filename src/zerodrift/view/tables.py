@@ -16,6 +16,8 @@ from zerodrift.view.text import STYLES, table_of
 from zerodrift.view.visible import visible
 
 NOTHING = "–"
+_ANSWERS = 4
+"""Columns of a list of runs that say how each ended; those behind them say of what."""
 _MEANINGS = {
     Part.SEMANTIC: "what the numbers mean",
     Part.QUESTIONS: "what the audit asked",
@@ -38,17 +40,23 @@ _BEGINNINGS = {
 }
 
 
-def print_runs(runs: Sequence[RunSummary], console: Console) -> None:
-    """One line per run, however long, for `grep` and for copying; those that cannot be read say why below."""
+def print_runs(runs: Sequence[RunSummary], console: Console, *, fit: bool = False) -> None:
+    """One line per run, however long, for `grep` and for copying; those that cannot be read say why below.
+
+    `fit` is for people: where lines would be wider than the terminal, what was found goes below each run.
+    """
     headers = ("run", "when", "verdict", "mean |Δ|", "cause", "engine", "model")
     rows = [[Text(header, style="dim") for header in headers], *(_run(run) for run in runs)]
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    below = fit and sum(widths) + 2 * len(widths) > console.width
     for row in rows:
         for cell, width in zip(row, widths, strict=True):
             cell.pad_right(width - cell.cell_len)
-        line = Text("  ").join(row)
-        line.rstrip()
-        console.print(line, soft_wrap=True)
+        for cells in (row[:_ANSWERS], [Text(), *row[_ANSWERS:]]) if below else (row,):
+            line = Text("  ").join(cells)
+            line.rstrip()
+            if line:
+                console.print(line, soft_wrap=True)
     for run in runs:
         if run.problem is not None:
             console.print(Text(visible(f"{run.name}: {run.problem}"), style="dim"), soft_wrap=True)

@@ -9,7 +9,7 @@ promises is held against them, as `Folder` does.
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
@@ -31,6 +31,8 @@ _PART = re.compile(r"\.?[\w\-][\w.\-]{0,198}", re.ASCII)
 """Hidden ones too: TRL saves adapters below `.vllm_lora`."""
 _FILE = re.compile(r"[\w\-][\w.\-]{0,190}\.safetensors", re.ASCII)
 MOST_PARTS = 16
+LONGEST = 400
+"""Characters of a path in a message."""
 
 
 class CheckpointFolder(Folder):
@@ -38,13 +40,14 @@ class CheckpointFolder(Folder):
 
     def __init__(self, root: Path, path: str) -> None:
         """`path` lies below `root`, absolute or from there; `root` is what was configured, and no link."""
-        self.where = f"{root}/…/{PurePosixPath(path).name[:80]}"
         parts = parts_below(root, path)
+        # The whole way from the root: a name that stands twice in it is how most of them are wrong.
+        self.where = f"{root.name}/{'/'.join(parts)}"[:LONGEST]
         with refused(str(root), "the root of updates"):
             handle = os.open(root, DIRECTORY)
         for part in parts:
             try:
-                with refused(self.where, "a checkpoint"):
+                with refused(self.where, "a checkpoint; paths are taken from below --weight-root"):
                     inner = os.open(part, DIRECTORY, dir_fd=handle)
             finally:
                 os.close(handle)

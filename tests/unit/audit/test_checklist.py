@@ -221,3 +221,12 @@ def test_rewards_become_a_line_of_history():
     few = {name: value for name, value in FACTS.items() if name != "engine_std"}
     assert rewards_of(verdict(probe("rewards", evidence=few)), "today") is None
     assert rewards_of(verdict(probe("parity")), "today") is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "advice"), [({"p": 1.0, "least_p": 0.5}, "equivalence_trials"), ({}, "another task")]
+)
+def test_more_of_what_is_never_solved_is_not_asked_for(seen, advice):
+    facts = {name: value for name, value in FACTS.items() if name != "p"} | seen
+    item = rewards_item(verdict(probe("rewards", Outcome.INCONCLUSIVE, evidence=facts)))
+    assert advice in item.type[0]

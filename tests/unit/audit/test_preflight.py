@@ -99,6 +99,20 @@ def test_a_history_is_compared_with_without_the_run_itself(tmp_path, by, status,
     assert told in item.message
 
 
+@pytest.mark.parametrize(
+    ("recorded", "status", "typed"),
+    [
+        (False, Status.PASS, "--record FILE now, and --history FILE the next time"),
+        (True, Status.PASS, "--history rewards.jsonl the next time"),
+        (True, Status.INCONCLUSIVE, "settle rewards first: what does not pass is not recorded"),
+    ],
+)
+def test_nobody_is_told_to_record_what_is_recorded_or_refused(tmp_path, recorded, status, typed):
+    to = RewardHistory(Path("rewards.jsonl"), ()) if recorded else None
+    asked = msgspec.structs.replace(preflight(tmp_path), recorded=to)
+    assert asked._history(None, Item(name="rewards", status=status, message="")).type == (typed,)
+
+
 def test_an_engine_that_reports_raw_logprobs_fails_and_is_named(tmp_path):
     asked = preflight(tmp_path, engine="{name: reference, logprobs_mode: raw_logprobs}", task=None)
     record = asked.run(Silent(), COMMAND)

@@ -15,6 +15,7 @@ from zerodrift.audit.run import Audited
 from zerodrift.audit.session import PRECISIONS, Session, command_line, precision_of
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.backends.vllm_facts import KEPT_BACK
 from zerodrift.config.load import dump, load
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
@@ -245,6 +246,15 @@ def test_the_gates_hang_on_what_the_engine_says_it_computes_in(dtype, precision)
 def test_an_engine_that_does_not_say_is_not_guessed_at(numeric):
     said = EngineFingerprint(engine="x", semantic={}, numeric=numeric, deployment={})
     with pytest.raises(ConfigError, match=r"validation\.precision=fp32\|bf16\|fp8"):
+        precision_of(said)
+
+
+def test_settings_that_are_kept_back_are_asked_for_with_the_token():
+    """A 401 is another thing than a server that has no such route."""
+    said = EngineFingerprint(
+        engine="vllm", semantic={}, numeric={}, deployment={KEPT_BACK: "/server_info (401)"}
+    )
+    with pytest.raises(ConfigError, match=r"/server_info \(401\).*token.*engine\.api_key_env=NAME"):
         precision_of(said)
 
 

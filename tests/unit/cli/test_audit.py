@@ -350,11 +350,28 @@ def test_a_fault_of_the_trainer_is_planted_there(asked, capsys):
 
 
 @pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        ("--temperature 0.6 --engine exact", "add --engine reference"),
+        ("--set sampling_defaults.top_p=0.9", "leave out top_p"),
+    ],
+)
+def test_a_fault_that_no_such_engine_can_have_is_refused_before_anything_runs(asked, capsys, options, cure):
+    """It ran for minutes, and ended with the command that was typed as its advice."""
+    assert run("--inject", "semantic/sampling-bias:hotter-1.2", *options.split()) == 2
+    assert cure in " ".join(capsys.readouterr().err.split())
+    assert not asked
+
+
+@pytest.mark.parametrize(
     ("options", "engine"),
     [
         ("path/prefix-cache", "reference"),
         ("path/prefix-cache --engine exact", "exact"),
         ("path/rope", "exact"),
+        # What was requested and not drawn is scored at temperature 1, and nowhere else but in the reference.
+        ("semantic/sampling-bias:hotter-1.2", "exact"),
+        ("semantic/sampling-bias:hotter-1.2 --temperature 0.6", "reference"),
     ],
 )
 def test_a_fault_that_needs_the_reference_gets_it_where_nobody_said_otherwise(asked, options, engine, capsys):

@@ -50,6 +50,24 @@ def test_json(capsys):
     assert fine["message"]
 
 
+def test_what_a_fix_brings_into_force_is_fixed_too(tmp_path, capsys):
+    """A correction that is turned on multiplies ratios over whole sequences, unless it is told otherwise."""
+    path = tmp_path / "trl.yaml"
+    path.write_text(
+        "use_vllm: true\nvllm_mode: colocate\nmax_completion_length: 2048\nvllm_importance_sampling_correction: false\n"
+    )
+    run(str(path), "--fix-risks")
+    fixed, err = capsys.readouterr()
+    assert "vllm_importance_sampling_correction: true" in fixed
+    assert "vllm_importance_sampling_mode: token_truncate" in fixed
+    assert "correction mode" not in err.partition("at risk")[2]
+    path.write_text(fixed)
+    run(str(path), "--fix-risks")
+    again, err = capsys.readouterr()
+    assert again == fixed
+    assert "changed:" not in err
+
+
 def test_fix_prints_the_command_and_nothing_else(capsys):
     assert run(RAW, "--fix") == 0
     out, err = capsys.readouterr()

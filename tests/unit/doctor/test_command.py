@@ -94,6 +94,39 @@ def test_what_vllm_refuses_is_wrong(words):
     assert exit_code(f"vllm serve Q {words}") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("--max-model-len -5", "at least -1"),
+        ("--max-model-len 0", "not 0"),
+        ("--max-num-seqs 0", "at least 1"),
+        ("--gpu-memory-utilization 1.7", "at most 1"),
+        ("--gpu-memory-utilization=0", "above 0"),
+        ("-tp 0", "at least 1"),
+        ("--max-num-batched-tokens 0", "at least 1"),
+        ("--watermark 1.0", "below 1"),
+    ],
+)
+def test_a_number_that_vllm_stops_at_is_wrong(words, wanted):
+    assert f"it must be {wanted}" in str(value(f"vllm serve Q {words}", "refused"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--max-model-len -1", "--max-model-len auto", "--max-model-len 8k", "--max-num-seqs 1"),
+        *(
+            "--gpu-memory-utilization 1.0",
+            "--gpu-memory-utilization .5",
+            "--max-num-seqs $N",
+            "--max-logprobs -1",
+        ),
+    ],
+)
+def test_numbers_at_the_end_of_their_range_are_taken(words):
+    assert value(f"vllm serve Q {words}", "refused") is None
+
+
 def test_what_may_have_been_meant():
     assert "--logprobs-mode" in str(value("vllm serve Q --lgprobs-mode x", "refused"))
 

@@ -61,7 +61,14 @@ def test_zeros_dust_and_overflow_have_bins_of_their_own():
 
 @pytest.mark.parametrize("edge", [1e-9, 1e-3, 1.0])
 def test_a_value_on_an_edge_belongs_to_the_bin_above(edge):
-    assert edge < DriftSummary.of([edge]).quantile(0.5) <= edge * (1 + RELATIVE_ERROR) * (1 + 1e-12)
+    assert edge < DriftSummary.of([edge, 10.0]).quantile(0.5) <= edge * (1 + RELATIVE_ERROR) * (1 + 1e-12)
+
+
+def test_no_quantile_is_beyond_what_was_seen():
+    """0.01 lies low in its bin, whose middle is 0.01059."""
+    for sizes in ([0.0, 0.0, 0.0, 0.01], [1e-12], [0.3, 0.29]):
+        found = DriftSummary.of(sizes)
+        assert found.quantile(0.9) <= found.quantile(1.0) <= found.max == max(sizes)
 
 
 @pytest.mark.parametrize("percent", [1, 7, 29, 57, 58, 99])

@@ -10,7 +10,7 @@ from tests.unit.faults.support import Elsewhere, ask, by, continuing, outputs, s
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import entries
 from zerodrift.core.completion import Completion, FinishReason
-from zerodrift.core.errors import CapabilityMissing, InvalidValue, NonFinite
+from zerodrift.core.errors import CapabilityMissing, NonFinite
 from zerodrift.core.request import Prompt
 from zerodrift.faults.after_update import Fleet
 from zerodrift.faults.fault import Need
@@ -59,7 +59,7 @@ def test_right_numbers_come_from_scoring_where_the_engine_is_a_stranger(llama):
     for asked in ({"temperature": 0.8}, {"temperature": 1.0, "presence_penalty": 0.1}):
         with pytest.raises(CapabilityMissing):
             broken.generate(ask(9, **asked))
-    with pytest.raises(InvalidValue):
+    with pytest.raises(CapabilityMissing):
         fault.inject(llama).generate(ask(9, top_p=0.9))
     assert fault.inject(llama).generate([]) == []
 

@@ -18,7 +18,7 @@ OPEN_TO_ALL = {"/health", "/liveness"}
 """Written out: a route that is open by mistake must not slip in through the table."""
 OF_INFERENCE = {
     *("/version", "/openapi.json", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"),
-    *("/inference/v1/generate", "/v1/token_logprobs", "/tokenize"),
+    *("/inference/v1/generate", "/v1/token_logprobs", "/tokenize", "/server_info", "/weight_info"),
 }
 
 

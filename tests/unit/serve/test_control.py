@@ -197,6 +197,17 @@ BAD = [
 ]
 
 
+def test_a_path_that_is_not_there_is_told_as_it_was_looked_for(tmp_path):
+    """The root's own name in front of it is how most of them are wrong."""
+    for server in serve(tmp_path):
+        answer = server.admin("/update_weights", {"weight_dir": f"{tmp_path.name}/cut"})
+        told = answer.json["error"]["message"]
+        assert answer.status == 422
+        assert f"{tmp_path.name}/{tmp_path.name}/cut is not there" in told
+        assert "paths are taken from below --weight-root" in told
+        assert str(tmp_path) not in told, "where it lies on this machine is nobody's business"
+
+
 def test_bad_weights_are_refused_and_the_old_ones_serve_on(tmp_path_factory):
     """One server takes all of them: none leaves a trace."""
     root = tmp_path_factory.mktemp("root")

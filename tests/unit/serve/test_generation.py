@@ -145,6 +145,20 @@ def test_stops(served):
     assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", token)
 
 
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b'{"prompt": "a", "max_tokens": 1, "seed": 1, "max_tokens": 9}', "max_tokens"),
+        (b'{"prompt": "a", "max_tokens": 1, "logit_bias": {"5": 1, "5": 2}}', "5"),
+        (b'{"prompt": "a", "seed": 1, "s\\u0065ed": 1}', "seed"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_by_its_name(served, content, name):
+    """Which of the two was meant is not known, and parsers differ in which they take."""
+    answer = served.raw("POST", "/v1/completions", content, content_type="application/json")
+    assert (answer.status, answer.code, answer.json["error"]["param"]) == (400, "body/key-twice", name)
+
+
 REFUSED = [
     ({"prompt": "a", "temprature": 1}, "body/unknown-field", "temprature"),
     ({"prompt": "a", "echo": True}, "parameter/not-supported", "echo"),

@@ -54,6 +54,26 @@ def test_a_run_is_one_line_however_narrow_the_terminal(width: int) -> None:
     assert all(line == line.rstrip() for line in (heading, first, second))
 
 
+def test_a_list_fits_the_terminal_of_those_who_look_at_it() -> None:
+    found = {"verdict": Outcome.INCONCLUSIVE, "cause": "semantic/sampling-bias", "engine": "recorded"}
+    runs = (
+        summary("b-llama-padded-leftprompt.jsonl.", model="testbed:llama", mean=1.24, **found),
+        summary("a"),
+    )
+
+    def lines(width: int) -> list[str]:
+        file = io.StringIO()
+        print_runs(runs, Console(file=file, width=width), fit=True)
+        return file.getvalue().splitlines()
+
+    narrow = lines(80)
+    assert max(map(len, narrow)) <= 80
+    assert len(narrow) == 6
+    assert narrow[2].split()[0] == runs[0].name
+    assert narrow[3].split() == ["semantic/sampling-bias", "recorded", "testbed:llama"]
+    assert len(lines(200)) == 3
+
+
 def test_what_cannot_be_read_says_why_and_verdicts_have_their_colours(runs: dict[str, Path]) -> None:
     text = printed((summary("torn", state=State.UNREADABLE, problem="verdict.json\x1b[2J is torn"),))
     assert text.splitlines()[1].split()[3] == "unreadable"

@@ -173,8 +173,7 @@ class AskParameters:
         )
         left = f"; not taken by the engine: {', '.join(refused)}" if refused else ""
         if not wrong:
-            names = ", ".join(each.name for each in judged)
-            return answered(NAME, Outcome.PASS, f"honoured as asked: {names}{left}", evidence)
+            return answered(NAME, Outcome.PASS, _honoured(judged) + left, evidence)
         causes = tuple(self._cause(each) for each in wrong)
         gating = any(cause.gating for cause in causes)
         message = "; ".join(cause.evidence for cause in causes) + left
@@ -189,6 +188,16 @@ class AskParameters:
             # drawn look colder. That draws and numbers part is what is known.
             cause = "semantic/sampling-bias"
         return found(cause, self.engine.name, NAME, message, gating=used)
+
+
+def _honoured(judged: Sequence[Honoured]) -> str:
+    """Only what would have been seen to be another value is called honoured."""
+    seen = [each.name for each in judged if each.nearest_seen(LEVEL)]
+    unseen = [each.name for each in judged if not each.nearest_seen(LEVEL)]
+    if not seen:
+        return f"none could be told from another value on these prompts: {', '.join(unseen)}"
+    told = f"honoured as asked: {', '.join(seen)}"
+    return f"{told}; taken, and another value would not be seen: {', '.join(unseen)}" if unseen else told
 
 
 def _processed(completions: Sequence[Completion]) -> bool:

@@ -71,7 +71,14 @@ def rewards(task: str, engine: Sequence[Rewarded], reference: Sequence[Rewarded]
     mean, std = float(ours.means().mean()), float(ours.means().std(ddof=1))
     evidence = replace(evidence, engine_mean=mean, engine_std=std)
     if np.ptp(np.concatenate((ours.rewards, theirs.rewards))) == 0:
-        message = f"every reward is {ours.rewards[0]:.4g}, on both sides: what is never or always solved tells nothing"
+        given = ours.rewards[0]
+        known = {0.0: "never solved", 1.0: "always solved"}.get(
+            given, f"worth {given:.4g} whatever is answered"
+        )
+        message = (
+            f"every reward is {given:.4g}, on both sides: the task is {known} by this model, which tells nothing; give a "
+            "checkpoint that solves it now and then (model.path), or another task (validation.task)"
+        )
         return vacuous(NAME, message, evidence)
     return _judge(ours, theirs, evidence, np.random.default_rng(seed))
 

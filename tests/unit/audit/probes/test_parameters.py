@@ -8,12 +8,14 @@ import pytest
 
 from zerodrift.audit.measure import Measurement, Observed, measure
 from zerodrift.audit.plan import parity_requests
-from zerodrift.audit.probes.parameters import HOTTER, PARAMETERS, AskParameters
+from zerodrift.audit.probes.parameters import HOTTER, PARAMETERS, AskParameters, _honoured
 from zerodrift.audit.prompts import generated
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer, LogprobKind
 from zerodrift.core.errors import EngineRefused
 from zerodrift.core.request import Request, SamplingParams
+from zerodrift.drift.honoured import Honoured, Value
+from zerodrift.faults.registry import resolve
 from zerodrift.faults.wrapper import FaultyBackend
 from zerodrift.records.evidence import ParametersEvidence
 from zerodrift.records.verdict import Outcome
@@ -126,3 +128,21 @@ def test_the_temperature_is_another_than_the_run_s(llama, measurements):
 def test_without_a_short_prompt_nothing_is_asked(llama):
     result = AskParameters(llama, llama, SamplingParams(), (), BAND, 0).ask()
     assert (result.status, result.required) == (Outcome.INCONCLUSIVE, False)
+
+
+def test_what_would_not_be_seen_is_not_called_honoured():
+    """As on the page of a sound engine, whose power section says the contrary."""
+    seen = Honoured("top_p", 0.8, 256, (Value(1.0, -1.0, 100.0, 1.0),))
+    blind = Honoured("presence_penalty", -2.0, 256, (Value(0.0, 0.0, 0.0, 0.0),))
+    told = _honoured([seen, blind])
+    assert told == "honoured as asked: top_p; taken, and another value would not be seen: presence_penalty"
+    assert _honoured([seen]) == "honoured as asked: top_p"
+    assert "honoured" not in _honoured([blind])
+
+
+def test_a_planted_bias_cannot_be_asked_for_truncation_and_the_rest_is_asked(llama, measurements):
+    """It ended the audit with a usage error, wherever the draws of the run had not shown it before."""
+    engine = resolve("semantic/sampling-bias:hotter-1.2").inject(llama)
+    result = AskParameters(engine, llama, SamplingParams(temperature=0.6), measurements, BAND, 5).ask()
+    assert result.evidence.refused == "top_p, top_k, min_p"
+    assert "temperature" in result.evidence.asked

@@ -107,6 +107,8 @@ def test_one_value_everywhere_is_vacuous(value):
     result = rewards("toy", side, side, seed=0)
     assert (result.record.status, result.record.vacuous) == (Outcome.INCONCLUSIVE, True)
     assert f"every reward is {value:g}, on both sides" in result.record.message
+    assert ("never solved by this model" in result.record.message) is (value == 0)
+    assert "another task" in result.record.message
 
 
 @pytest.mark.parametrize(("prompts", "status"), [(17, Outcome.INCONCLUSIVE), (18, Outcome.FAIL)])
