@@ -8,6 +8,7 @@ says otherwise are refused, whatever they carry.
 import os
 import threading
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -65,6 +66,11 @@ class ReceiptLedger:
         self._read()
         found = self._last.get(place)
         return None if found is None else self._by_id[found]
+
+    def since_confirmed(self, place: Place) -> list[Receipt]:
+        """Those of `place` behind its last CONFIRMED one, the latest first."""
+        theirs = [each for each in reversed(self.receipts) if each.place == place]
+        return list(takewhile(lambda each: each.arrival is not Arrival.CONFIRMED, theirs))
 
     @property
     def places(self) -> tuple[Place, ...]:

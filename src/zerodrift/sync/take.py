@@ -39,6 +39,8 @@ CACHED_PROMPT = 300
 RANKS = "tensor_parallel_size"
 """What engines call their number in a fingerprint."""
 
+WORST_LAST = (Arrival.CONFIRMED, Arrival.INCONCLUSIVE, Arrival.MISSED)
+
 
 class _Moment(NamedTuple):
     """What both sides said at one version."""
@@ -48,6 +50,10 @@ class _Moment(NamedTuple):
     engine: Floats
     tensors: dict[str, torch.Tensor]
     """The trainer's, copied, where parts are told apart."""
+
+    def predicted(self, before: "_Moment") -> Floats:
+        """What came between does to an engine, by the trainer."""
+        return self.trainer - before.trainer
 
 
 class ReceiptTaker:
@@ -71,11 +77,13 @@ class ReceiptTaker:
         self.ranks: int | None = None
         """Of tensor parallelism behind the engine's address; None: as many as it says itself."""
         self._last: _Moment | None = None
+        self._sent: list[_Moment] = []
+        """Since then and not confirmed, the latest first, without tensors: the engine may have any of them."""
 
     def start(self, model: Any, version: WeightVersion | str) -> None:
         """What both sides say before the first update: the weights that the engine was started with."""
         self._ask(None)
-        self._last = self._moment(model, _whole(model, version))
+        self._last, self._sent = self._moment(model, _whole(model, version)), []
 
     def take(self, model: Any, version: WeightVersion | str, *, salt: str | None = None) -> Receipt:
         """After `version` was sent; `salt` is what rollouts of this version are asked with, where they are."""
@@ -83,12 +91,13 @@ class ReceiptTaker:
         began = time.perf_counter()
         answer = self._ask(salt)
         after = self._moment(model, _whole(model, version))
-        scores = CanaryScores(
-            before.trainer, after.trainer, before.engine, after.engine, self.canary.sequence
-        )
-        shares = self._shares(model, before, after) if self._parts else Shares()
         told, digest = self._told(answer, before.version, after.version)
-        receipt = self._written(judge(scores, shares, told), scores, before.version, after.version)
+        if told.same_digest and told.settled and self._sent:
+            receipt = self._gone_back(before, after, told)
+        else:
+            scores = self._scores(before, after)
+            shares = self._shares(model, before, after) if self._parts else Shares()
+            receipt = self._written(judge(scores, shares, told), scores, before.version, after.version)
         receipt = msgspec.structs.replace(
             receipt, told=told.answers_as, engine_digest=digest, seconds=time.perf_counter() - began
         )
@@ -96,8 +105,25 @@ class ReceiptTaker:
         # Changes are counted from the last version that both sides are known to have had: of updates that say too
         # little one by one the sum says more, and one that was missed may be sent again.
         if receipt.arrival is Arrival.CONFIRMED:
-            self._last = after
+            self._last, self._sent = after, []
+        elif not told.same_digest:
+            others = [each for each in self._sent if each.version.digest != after.version.digest]
+            self._sent = [after._replace(tensors={}), *others]
         return receipt
+
+    def _gone_back(self, before: _Moment, after: _Moment, told: SideFacts) -> Receipt:
+        """`after` has the very weights of `before`, which was confirmed, and others were sent since: has the engine left each?"""
+        found = []
+        for sent in self._sent:
+            # As it would answer by what was sent: changes are counted from there, and none is left where it came back.
+            kept = sent._replace(engine=before.engine + sent.predicted(before))
+            scores = self._scores(kept, after)
+            finding = judge(scores, Shares(), told._replace(same_digest=False), among=len(self._sent))
+            found.append((finding, scores, sent.version, after.version))
+        return self._written(*max(found, key=lambda each: WORST_LAST.index(each[0].arrival)))
+
+    def _scores(self, before: _Moment, after: _Moment) -> CanaryScores:
+        return CanaryScores(before.trainer, after.trainer, before.engine, after.engine, self.canary.sequence)
 
     def require_started(self) -> _Moment:
         """What both sides said before the update; afterwards it is too late to ask."""
@@ -152,6 +178,7 @@ class ReceiptTaker:
         cached = 0 if version.digest is not None else answer.cached_tokens or 0
         told = SideFacts(
             same_digest=old.digest == new.digest,
+            settled=self._settled(new),
             says_new=label == new.label,
             answers_as=label,
             cached_tokens=cached,
@@ -159,6 +186,14 @@ class ReceiptTaker:
             gate=self._gate,
         )
         return told, version.digest
+
+    def _settled(self, new: WeightVersion) -> bool:
+        """Whether all that was sent since the last confirmed version is known here; also by other processes, and before."""
+        known = {new.digest, *(each.version.digest for each in self._sent)}
+        return all(
+            each.version.digest in known or each.version == WeightVersion(new.label)
+            for each in self.ledger.since_confirmed(self.place)
+        )
 
     def _written(
         self, finding: CanaryFinding, scores: CanaryScores, old: WeightVersion | None, new: WeightVersion

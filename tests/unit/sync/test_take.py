@@ -126,6 +126,27 @@ def test_an_update_of_nothing(taker, versions):
     assert taker.take(versions[0], "step 1").arrival is Arrival.CONFIRMED
 
 
+@pytest.mark.parametrize(("lost", "arrival"), [(False, Arrival.CONFIRMED), (True, Arrival.MISSED)])
+def test_the_old_weights_sent_to_go_back(taker, versions, lost, arrival):
+    """Behind an update that was not confirmed: nothing is to change since the last that was, which a lost one shows as well."""
+    taker.engine.engine.swap_weights(versions[1].state_dict(), "step 0")
+    assert taker.take(versions[1], "step 1").arrival is Arrival.MISSED
+    taker.engine.engine.swap_weights(versions[lost].state_dict(), "step 2")
+    receipt = taker.take(versions[0], "step 2")
+    assert (receipt.arrival, receipt.parent.label) == (arrival, "step 1")
+
+
+def test_the_old_weights_behind_ones_that_nobody_measured(taker, versions):
+    taker.hold(WeightVersion("step 1", "1" * 64))
+    taker.engine.engine.swap_weights(versions[0].state_dict(), "step 2")
+    assert taker.take(versions[0], "step 2").arrival is Arrival.INCONCLUSIVE
+    # The way out: an update that moves something.
+    taker.engine.engine.swap_weights(versions[1].state_dict(), "step 3")
+    assert taker.take(versions[1], "step 3").arrival is Arrival.CONFIRMED
+    taker.hold(WeightVersion("step 4"))
+    assert taker.take(versions[1], "step 3").arrival is Arrival.INCONCLUSIVE
+
+
 def test_the_trainers_model_is_left_as_it_was(taker, versions):
     before = {name: tensor.clone() for name, tensor in versions[1].state_dict().items()}
     versions[1].train()
