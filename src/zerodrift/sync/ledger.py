@@ -36,7 +36,7 @@ class ReceiptLedger:
         """What is there is read and checked; `key` as `read_key` gives it."""
         self._path, self._key = Path(directory) / LOG, key
         self._by_id: dict[str, Receipt] = {}
-        self._last: dict[Place, str] = {}
+        self._at: dict[Place, list[Receipt]] = {}
         self._read_bytes = 0
         """Of the file; what comes after them is new."""
         self._mutex = threading.RLock()
@@ -55,7 +55,7 @@ class ReceiptLedger:
             self._read()
             if self._path.exists():
                 drop_torn_line(self._path)
-            sealed = seal(msgspec.structs.replace(receipt, follows=self._last.get(receipt.place)), self._key)
+            sealed = seal(msgspec.structs.replace(receipt, follows=self._follows(receipt.place)), self._key)
             with room_for(self._path), LineWriter[SealedReceipt](self._path) as writer:
                 writer.write(sealed)
             self._read()
@@ -64,38 +64,39 @@ class ReceiptLedger:
     def last(self, place: Place) -> Receipt | None:
         """Of one rank of one replica."""
         self._read()
-        found = self._last.get(place)
-        return None if found is None else self._by_id[found]
+        return self._at[place][-1] if place in self._at else None
 
     def since_confirmed(self, place: Place) -> list[Receipt]:
         """Those of `place` behind its last CONFIRMED one, the latest first."""
-        theirs = [each for each in reversed(self.receipts) if each.place == place]
+        self._read()
+        theirs = reversed(self._at.get(place, []))
         return list(takewhile(lambda each: each.arrival is not Arrival.CONFIRMED, theirs))
 
     @property
     def places(self) -> tuple[Place, ...]:
         """All that ever had a receipt."""
         self._read()
-        return tuple(self._last)
+        return tuple(self._at)
 
     def vouched(self, version: WeightVersion, replica: str) -> str:
         """Id of the receipt that vouches for `version` on every rank of `replica`, which has it now or had it."""
-        of_replica = [each for each in self._by_id.values() if each.replica == replica]
-        of_version = {each.place: each for each in of_replica if _same(each.version, version)}
+        of_replica = [each for place, theirs in self._at.items() if place[0] == replica for each in theirs]
+        of_version: dict[Place, list[Receipt]] = {}
+        for each in of_replica:
+            if _same(each.version, version):
+                of_version.setdefault(each.place, []).append(each)
         if not of_version:
             raise NoReceipt(
                 f"replica {replica!r} has no receipt of {version.label!r}; take one before it generates"
             )
-        for each in of_version.values():
-            _require_confirmed(each)
-        return list(of_version.values())[-1].id
+        return [_vouching(theirs) for theirs in of_version.values()][-1].id
 
     def stamp(self, completions: Iterable[Completion], replica: str) -> list[ReceiptedRollout]:
         """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED."""
         self._read()
-        for place in self._last:
+        for place, theirs in self._at.items():
             if place[0] == replica:
-                _require_confirmed(self._by_id[self._last[place]])
+                _require_confirmed(theirs[-1])
         stamped = []
         for each in completions:
             versions = dict.fromkeys(span.version for span in each.versions)
@@ -140,12 +141,16 @@ class ReceiptLedger:
             raise NoReceipt(f"{where}: {error}") from error
         if sealed.id in self._by_id:
             raise RecordError(f"{where} is a receipt that stands above; put the file back as it was")
-        if receipt.follows != (before := self._last.get(receipt.place)):
+        if receipt.follows != (before := self._follows(receipt.place)):
             raise RecordError(
                 f"{where} follows the receipt {receipt.follows}, and the last one of replica {receipt.replica!r} above it is "
                 f"{before}; lines were taken out or exchanged: put the file back as it was"
             )
-        self._by_id[sealed.id], self._last[receipt.place] = receipt, sealed.id
+        self._by_id[sealed.id] = receipt
+        self._at.setdefault(receipt.place, []).append(receipt)
+
+    def _follows(self, place: Place) -> str | None:
+        return self._at[place][-1].id if place in self._at else None
 
     def require(self, rollouts: Iterable[ReceiptedRollout]) -> list[Completion]:
         """See `require_receipt`."""
@@ -183,6 +188,21 @@ def _require_confirmed(receipt: Receipt) -> None:
             f"{receipt.version.label!r} on replica {receipt.replica!r} is {receipt.arrival}: {receipt.message}; "
             "no rollout is accepted until a receipt is confirmed"
         )
+
+
+def _vouching(theirs: list[Receipt]) -> Receipt:
+    """The last of those of one version on one rank. Whoever sends it again does so under another label: rollouts made before
+    could not be told from those made after."""
+    _require_confirmed(last := theirs[-1])
+    # What was said when it was sent is the first word; said once more, it was sent once more.
+    for each in theirs[1:] if theirs[0].is_hold else theirs:
+        if each.arrival is not Arrival.CONFIRMED:
+            found = "sent twice" if each.is_hold else str(each.arrival)
+            raise NoReceipt(
+                f"{last.version.label!r} on replica {last.replica!r} was {found} before it was confirmed, and what was made before "
+                "cannot be told from what was made after; send it under another label"
+            )
+    return last
 
 
 def _same(receipt: WeightVersion, rollout: WeightVersion) -> bool:

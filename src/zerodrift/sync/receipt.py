@@ -29,7 +29,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     version: WeightVersion
     """What the trainer sent: its label, and the digest of its tensors."""
     parent: WeightVersion | None = None
-    """The version before it, that changes are counted from; None for the first."""
+    """The version that changes are counted from; None where nothing was measured."""
     engine: str
     """As backends are called: `vllm`, `exact`."""
     replica: str
@@ -87,6 +87,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def id(self) -> str:
         """sha256 over all that it says."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    @property
+    def is_hold(self) -> bool:
+        """Whether it only says that the version was sent, or is about to be."""
+        return self.arrival is Arrival.INCONCLUSIVE and self.parent is None
 
     @property
     def place(self) -> tuple[str, int | None]:

@@ -18,11 +18,12 @@ from zerodrift.sync.receipt import Receipt, ReceiptedRollout, SealedReceipt, dec
 from zerodrift.weights.registry import Registry
 
 KEY = bytes(range(32))
-FIRST, SECOND = WeightVersion("step 1", "1" * 64), WeightVersion("step 2", "2" * 64)
+FIRST, SECOND, THIRD = (WeightVersion(f"step {number}", f"{number}" * 64) for number in (1, 2, 3))
 
 
-def receipt(version=FIRST, arrival=Arrival.CONFIRMED, replica="a", rank=None, at=0.0):
+def receipt(version=FIRST, arrival=Arrival.CONFIRMED, replica="a", rank=None, at=0.0, parent=None):
     return Receipt(
+        parent=parent,
         version=version,
         engine="vllm",
         replica=replica,
@@ -188,8 +189,35 @@ def test_nothing_is_stamped_until_a_receipt_holds_again(ledger, arrival):
             ledger.stamp([rollout(label)], "a")
     # What was made under the version before is as good as it was.
     assert require_receipt([before], ledger)
-    ledger.append(receipt(SECOND, at=1.0))
-    assert ledger.stamp([rollout("step 2")], "a")
+    ledger.append(receipt(THIRD))
+    assert ledger.stamp([rollout("step 3")], "a")
+
+
+HELD = Arrival.INCONCLUSIVE
+PARENT = {"parent": FIRST}
+
+
+@pytest.mark.parametrize(
+    ("said", "vouched"),
+    [
+        ([receipt(SECOND, HELD), receipt(SECOND, at=1.0)], True),
+        ([receipt(SECOND), receipt(SECOND, at=1.0)], True),
+        ([receipt(SECOND, Arrival.MISSED), receipt(SECOND, at=1.0)], False),
+        ([receipt(SECOND, HELD, **PARENT), receipt(SECOND, at=1.0)], False),
+        ([receipt(SECOND, HELD), receipt(SECOND, HELD, at=1.0), receipt(SECOND, at=2.0)], False),
+        ([receipt(SECOND), receipt(SECOND, HELD, at=1.0), receipt(SECOND, at=2.0)], False),
+    ],
+    ids=["held", "twice", "missed", "inconclusive", "broken off", "sent twice"],
+)
+def test_a_label_that_was_sent_again_vouches_for_nothing(ledger, said, vouched):
+    """What was made before it came could not be told from what was made after."""
+    for each in said:
+        ledger.append(each)
+    if vouched:
+        assert ledger.stamp([rollout("step 2")], "a")
+        return
+    with pytest.raises(NoReceipt, match="another label"):
+        ledger.stamp([rollout("step 2")], "a")
 
 
 def test_one_rank_without_it_holds_its_replica_back(ledger):
@@ -265,13 +293,13 @@ def test_two_takers_with_a_ledger_each_see_each_others_receipts(tmp_path):
     other.append(receipt(SECOND, Arrival.MISSED))
     with pytest.raises(NoReceipt):
         one.stamp([rollout("step 1")], "a")
-    third = one.append(receipt(SECOND, at=1.0))
+    third = one.append(receipt(THIRD))
     assert [each.follows for each in ReceiptLedger(tmp_path, KEY).receipts] == [
         None,
         first.id,
         other.receipts[1].id,
     ]
-    assert require_receipt([ReceiptedRollout(rollout("step 2"), (third.id,))], other)
+    assert require_receipt([ReceiptedRollout(rollout("step 3"), (third.id,))], other)
 
 
 def test_many_at_once_leave_every_line_whole(tmp_path):
