@@ -92,14 +92,21 @@ class ReceiptLedger:
         return [_vouching(theirs) for theirs in of_version.values()][-1].id
 
     def stamp(self, completions: Iterable[Completion], replica: str) -> list[ReceiptedRollout]:
-        """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED."""
+        """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED.
+
+        Stamp where rollouts are made, before the next update is sent: a label alone does not tell what was made while weights
+        changed from what was made before.
+        """
         self._read()
-        for place, theirs in self._at.items():
-            if place[0] == replica:
-                _require_confirmed(theirs[-1])
+        of_replica = [theirs for place, theirs in self._at.items() if place[0] == replica]
+        for theirs in of_replica:
+            _require_confirmed(theirs[-1])
         stamped = []
         for each in completions:
             versions = dict.fromkeys(span.version for span in each.versions)
+            for version in versions:
+                for theirs in of_replica:
+                    _require_last(version, theirs)
             stamped.append(
                 ReceiptedRollout(each, tuple(self.vouched(version, replica) for version in versions))
             )
@@ -188,6 +195,19 @@ def _require_confirmed(receipt: Receipt) -> None:
             f"{receipt.version.label!r} on replica {receipt.replica!r} is {receipt.arrival}: {receipt.message}; "
             "no rollout is accepted until a receipt is confirmed"
         )
+
+
+def _require_last(version: WeightVersion, theirs: list[Receipt]) -> None:
+    """Where an engine shows no digest: nothing else was sent to this rank since the label first came."""
+    labels = [each.version.label for each in theirs]
+    if version.digest is None and version.label in labels[:-1]:
+        since = labels[labels.index(version.label) :]
+        if other := next((label for label in since if label != version.label), None):
+            raise NoReceipt(
+                f"{other!r} was sent to replica {theirs[-1].replica!r} since {version.label!r} came, and a rollout of "
+                f"{version.label!r} may be of weights between them: stamp rollouts where they are made, before the next update, "
+                "and send each under a label of its own"
+            )
 
 
 def _vouching(theirs: list[Receipt]) -> Receipt:

@@ -44,7 +44,9 @@ def receipt(version=FIRST, arrival=Arrival.CONFIRMED, replica="a", rank=None, at
 
 
 def rollout(*labels):
-    spans = tuple(VersionSpan(WeightVersion(label), at, at + 1) for at, label in enumerate(labels))
+    """Of versions, or of labels alone."""
+    versions = [each if isinstance(each, WeightVersion) else WeightVersion(each) for each in labels]
+    spans = tuple(VersionSpan(version, at, at + 1) for at, version in enumerate(versions))
     return Completion(
         prompt_token_ids=(1,),
         token_ids=(2,) * len(labels),
@@ -152,10 +154,12 @@ def ledger(tmp_path):
 
 
 def test_rollouts_are_let_in_by_the_receipt_of_their_version(ledger):
+    """Also later than others were sent, and with two versions where the engine shows the digests of both."""
     ledger.append(receipt())
+    made = [rollout("step 1"), rollout(FIRST, SECOND)]
+    stamped = ledger.stamp(made[:1], "a")
     ledger.append(receipt(SECOND))
-    made = [rollout("step 1"), rollout("step 1", "step 2")]
-    stamped = ledger.stamp(made, "a")
+    stamped += ledger.stamp(made[1:], "a")
     assert [len(each.receipts) for each in stamped] == [1, 2]
     travelled = msgspec.json.decode(msgspec.json.encode(stamped), type=list[ReceiptedRollout])
     assert require_receipt(travelled, ledger) == made
@@ -218,6 +222,24 @@ def test_a_label_that_was_sent_again_vouches_for_nothing(ledger, said, vouched):
         return
     with pytest.raises(NoReceipt, match="another label"):
         ledger.stamp([rollout("step 2")], "a")
+
+
+def test_what_was_made_during_an_update_is_not_stamped_after_it(ledger):
+    """An engine with half of step 2 still answers as step 1; nobody can tell later."""
+    ledger.append(receipt())
+    [before] = ledger.stamp([rollout("step 1")], "a")
+    ledger.append(receipt(SECOND, HELD))
+    ledger.append(receipt(THIRD))
+    for made in (rollout("step 1"), rollout("step 1", "step 3")):
+        with pytest.raises(NoReceipt, match="where they are made"):
+            ledger.stamp([made], "a")
+    assert ledger.stamp([rollout("step 3")], "a")
+    assert require_receipt([before], ledger)
+    # Nor by sending the old label once more.
+    ledger.append(receipt(at=3.0))
+    with pytest.raises(NoReceipt, match="where they are made"):
+        ledger.stamp([rollout("step 1")], "a")
+    assert ledger.stamp([rollout(FIRST)], "a")
 
 
 def test_one_rank_without_it_holds_its_replica_back(ledger):
