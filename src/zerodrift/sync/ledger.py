@@ -79,17 +79,23 @@ class ReceiptLedger:
         return tuple(self._at)
 
     def vouched(self, version: WeightVersion, replica: str) -> str:
-        """Id of the receipt that vouches for `version` on every rank of `replica`, which has it now or had it."""
-        of_replica = [each for place, theirs in self._at.items() if place[0] == replica for each in theirs]
-        of_version: dict[Place, list[Receipt]] = {}
-        for each in of_replica:
-            if _same(each.version, version):
-                of_version.setdefault(each.place, []).append(each)
-        if not of_version:
-            raise NoReceipt(
-                f"replica {replica!r} has no receipt of {version.label!r}; take one before it generates"
-            )
-        return [_vouching(theirs) for theirs in of_version.values()][-1].id
+        """Id of the receipt that vouches for `version` on every rank of `replica` that ever had one: it has it now or had it."""
+        found = None
+        for (_, rank), theirs in self._places(replica):
+            of_version = [each for each in theirs if _same(each.version, version)]
+            if not of_version:
+                of_rank = "" if rank is None else f"rank {rank} of "
+                raise NoReceipt(
+                    f"{of_rank}replica {replica!r} has no receipt of {version.label!r}; take one before it generates"
+                )
+            found = _vouching(of_version)
+        if found is None:
+            raise NoReceipt(f"replica {replica!r} has no receipt at all; take one before it generates")
+        return found.id
+
+    def _places(self, replica: str) -> list[tuple[Place, list[Receipt]]]:
+        """What is known of every rank of a replica."""
+        return [(place, theirs) for place, theirs in self._at.items() if place[0] == replica]
 
     def stamp(self, completions: Iterable[Completion], replica: str) -> list[ReceiptedRollout]:
         """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED.
@@ -98,7 +104,7 @@ class ReceiptLedger:
         changed from what was made before.
         """
         self._read()
-        of_replica = [theirs for place, theirs in self._at.items() if place[0] == replica]
+        of_replica = [theirs for _, theirs in self._places(replica)]
         for theirs in of_replica:
             _require_confirmed(theirs[-1])
         stamped = []

@@ -250,6 +250,18 @@ def test_one_rank_without_it_holds_its_replica_back(ledger):
         ledger.stamp([rollout("step 2")], "a")
 
 
+def test_one_rank_that_was_not_measured_holds_its_replica_back(ledger):
+    for rank in (0, 1):
+        ledger.append(receipt(rank=rank))
+    assert ledger.stamp([rollout("step 1")], "a")
+    ledger.append(receipt(SECOND, rank=0))
+    with pytest.raises(NoReceipt, match="rank 1 of replica 'a'"):
+        ledger.stamp([rollout("step 2")], "a")
+    ledger.append(receipt(SECOND, rank=1))
+    [stamped] = ledger.stamp([rollout("step 2")], "a")
+    assert require_receipt([stamped], ledger)
+
+
 def test_a_receipt_of_another_replica_does_not_do(ledger):
     ledger.append(receipt(replica="b"))
     with pytest.raises(NoReceipt):
