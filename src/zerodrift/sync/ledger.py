@@ -1,7 +1,7 @@
 """Receipts on the disk, and who may be trained on by them. Torch-free.
 
 `receipts.jsonl` has a line for each, flushed before anybody hears of it. What a line says is believed where it was sealed
-with the key, and where it follows the last one of its replica and rank: a line that was taken out is missed, unless it was the last. An engine whose last receipt is not CONFIRMED gives no rollouts, and rollouts of a version whose last receipt
+with the key, and where it follows the line before: a line that was taken out is missed, unless it was the last. An engine whose last receipt is not CONFIRMED gives no rollouts, and rollouts of a version whose last receipt
 says otherwise are refused, whatever they carry.
 """
 
@@ -37,6 +37,8 @@ class ReceiptLedger:
         self._path, self._key = Path(directory) / LOG, key
         self._by_id: dict[str, Receipt] = {}
         self._at: dict[Place, list[Receipt]] = {}
+        self._tail: str | None = None
+        """Id of the last line."""
         self._read_bytes = 0
         """Of the file; what comes after them is new."""
         self._mutex = threading.RLock()
@@ -49,13 +51,13 @@ class ReceiptLedger:
         return tuple(self._by_id.values())
 
     def append(self, receipt: Receipt) -> SealedReceipt:
-        """On the disk when this returns, and said to follow the last of its replica and rank."""
+        """On the disk when this returns, and said to follow the line before."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._mutex, FileLock(self._path.with_name(LOCK)):
             self._read()
             if self._path.exists():
                 drop_torn_line(self._path)
-            sealed = seal(msgspec.structs.replace(receipt, follows=self._follows(receipt.place)), self._key)
+            sealed = seal(msgspec.structs.replace(receipt, follows=self._tail), self._key)
             with room_for(self._path), LineWriter[SealedReceipt](self._path) as writer:
                 writer.write(sealed)
             self._read()
@@ -154,16 +156,12 @@ class ReceiptLedger:
             raise NoReceipt(f"{where}: {error}") from error
         if sealed.id in self._by_id:
             raise RecordError(f"{where} is a receipt that stands above; put the file back as it was")
-        if receipt.follows != (before := self._follows(receipt.place)):
+        if receipt.follows != self._tail:
             raise RecordError(
-                f"{where} follows the receipt {receipt.follows}, and the last one of replica {receipt.replica!r} above it is "
-                f"{before}; lines were taken out or exchanged: put the file back as it was"
+                f"{where} follows the receipt {receipt.follows}, and the one above it is {self._tail}; lines were taken out or exchanged: put the file back as it was"
             )
-        self._by_id[sealed.id] = receipt
+        self._by_id[sealed.id], self._tail = receipt, sealed.id
         self._at.setdefault(receipt.place, []).append(receipt)
-
-    def _follows(self, place: Place) -> str | None:
-        return self._at[place][-1].id if place in self._at else None
 
     def require(self, rollouts: Iterable[ReceiptedRollout]) -> list[Completion]:
         """See `require_receipt`."""

@@ -18,7 +18,7 @@ from zerodrift.core.errors import InvalidValue, NoReceipt, RecordError, SchemaMi
 from zerodrift.core.version import WeightVersion
 from zerodrift.sync.judge import Arrival
 
-SCHEMA = "zerodrift.receipt/1"
+SCHEMA = "zerodrift.receipt/2"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -63,7 +63,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     false_alarm: float
     """Chance that MISSED is said of an update that arrived, at most."""
     follows: str | None = None
-    """Id of the receipt of the version before, on the same rank."""
+    """Id of the receipt in the line before, whosever it is; None in the first line."""
     at: float
     """Seconds since the epoch, for people."""
     seconds: float
@@ -72,7 +72,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         """One that can be true."""
         if self.schema != SCHEMA:
-            raise SchemaMismatch(f"a receipt has schema {self.schema!r}, and this version reads {SCHEMA!r}")
+            raise SchemaMismatch(
+                f"a receipt has schema {self.schema!r}, and this version reads {SCHEMA!r}; begin a ledger in another directory"
+            )
         require.instance(InvalidValue, "version", self.version, WeightVersion)
         require.instance(InvalidValue, "arrival", self.arrival, Arrival)
         if (self.cause is None) == (self.arrival is Arrival.MISSED):

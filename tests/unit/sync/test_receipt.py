@@ -7,14 +7,29 @@ import msgspec
 import pytest
 
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
-from zerodrift.core.errors import InvalidPrompt, InvalidValue, NoReceipt, RecordError, UnsafePath
+from zerodrift.core.errors import (
+    InvalidPrompt,
+    InvalidValue,
+    NoReceipt,
+    RecordError,
+    SchemaMismatch,
+    UnsafePath,
+)
 from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.sync.canary import Canary, canary_of, random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.key import create_key, read_key
 from zerodrift.sync.ledger import LOG, MOST_LINE_BYTES, ReceiptLedger, require_receipt
-from zerodrift.sync.receipt import Receipt, ReceiptedRollout, SealedReceipt, decode_receipt, opened, seal
+from zerodrift.sync.receipt import (
+    SCHEMA,
+    Receipt,
+    ReceiptedRollout,
+    SealedReceipt,
+    decode_receipt,
+    opened,
+    seal,
+)
 from zerodrift.weights.registry import Registry
 
 KEY = bytes(range(32))
@@ -311,12 +326,30 @@ def test_a_receipt_that_was_taken_out_is_missed(ledger, tmp_path):
         ledger.append(receipt(SECOND, arrival, at=float(len(ledger.receipts))))
     ledger.append(receipt(replica="b"))
     lines = (tmp_path / LOG).read_bytes().splitlines(keepends=True)
-    for without in ([0], [1], [0, 1]):
+    for without in ([0], [1], [0, 1], [2], [1, 2]):
         (tmp_path / LOG).write_bytes(b"".join(line for at, line in enumerate(lines) if at not in without))
         with pytest.raises(RecordError):
             ReceiptLedger(tmp_path, KEY)
     (tmp_path / LOG).write_bytes(b"".join([lines[3], *lines[:3]]))
-    assert len(ReceiptLedger(tmp_path, KEY).receipts) == 4  # replicas do not wait for each other
+    with pytest.raises(RecordError):
+        ReceiptLedger(tmp_path, KEY)
+
+
+def test_the_last_receipt_of_one_rank_is_missed_by_that_of_another(ledger, tmp_path):
+    for rank, arrival in enumerate((Arrival.CONFIRMED, Arrival.MISSED, Arrival.CONFIRMED)):
+        ledger.append(receipt(arrival=arrival, rank=rank))
+    lines = (tmp_path / LOG).read_bytes().splitlines(keepends=True)
+    (tmp_path / LOG).write_bytes(lines[0] + lines[2])
+    with pytest.raises(RecordError):
+        ReceiptLedger(tmp_path, KEY)
+
+
+def test_a_ledger_of_another_schema_is_refused_by_its_name(ledger, tmp_path):
+    ledger.append(receipt())
+    log = tmp_path / LOG
+    log.write_bytes(log.read_bytes().replace(SCHEMA.encode(), b"zerodrift.receipt/1"))
+    with pytest.raises(SchemaMismatch, match="another directory"):
+        ReceiptLedger(tmp_path, KEY)
 
 
 def test_two_takers_with_a_ledger_each_see_each_others_receipts(tmp_path):
