@@ -7,7 +7,8 @@ says otherwise are refused, whatever they carry.
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
@@ -15,12 +16,22 @@ import msgspec
 from filelock import FileLock
 
 from zerodrift.core.completion import Completion
-from zerodrift.core.errors import NoReceipt, RecordError
+from zerodrift.core.errors import InvalidValue, NoReceipt, RecordError
 from zerodrift.core.version import WeightVersion
 from zerodrift.records.archive.room import room_for
 from zerodrift.records.codec import LineWriter, drop_torn_line
 from zerodrift.sync.judge import Arrival
-from zerodrift.sync.receipt import Receipt, ReceiptedRollout, SealedReceipt, decode_receipt, opened, seal
+from zerodrift.sync.key import NBYTES
+from zerodrift.sync.receipt import (
+    Receipt,
+    ReceiptedRollout,
+    SealedReceipt,
+    decode_receipt,
+    opened,
+    require_stamped,
+    seal,
+    stamped,
+)
 
 LOG, LOCK = "receipts.jsonl", ".receipts.lock"
 MOST_LINE_BYTES = 2**20
@@ -34,6 +45,10 @@ class ReceiptLedger:
 
     def __init__(self, directory: Path, key: bytes) -> None:
         """What is there is read and checked; `key` as `read_key` gives it."""
+        if not isinstance(key, bytes) or len(key) != NBYTES:
+            raise InvalidValue(
+                f"a receipt key is {NBYTES} bytes; make one with `zerodrift sync key` and read it by read_key"
+            )
         self._path, self._key = Path(directory) / LOG, key
         self._by_id: dict[str, Receipt] = {}
         self._at: dict[Place, list[Receipt]] = {}
@@ -47,8 +62,8 @@ class ReceiptLedger:
     @property
     def receipts(self) -> tuple[Receipt, ...]:
         """In the order in which they were taken."""
-        self._read()
-        return tuple(self._by_id.values())
+        with self._fresh():
+            return tuple(self._by_id.values())
 
     def append(self, receipt: Receipt) -> SealedReceipt:
         """On the disk when this returns, and said to follow the line before."""
@@ -65,23 +80,27 @@ class ReceiptLedger:
 
     def last(self, place: Place) -> Receipt | None:
         """Of one rank of one replica."""
-        self._read()
-        return self._at[place][-1] if place in self._at else None
+        with self._fresh():
+            return self._at[place][-1] if place in self._at else None
 
     def since_confirmed(self, place: Place) -> list[Receipt]:
         """Those of `place` behind its last CONFIRMED one, the latest first."""
-        self._read()
-        theirs = reversed(self._at.get(place, []))
-        return list(takewhile(lambda each: each.arrival is not Arrival.CONFIRMED, theirs))
+        with self._fresh():
+            theirs = reversed(self._at.get(place, []))
+            return list(takewhile(lambda each: each.arrival is not Arrival.CONFIRMED, theirs))
 
     @property
     def places(self) -> tuple[Place, ...]:
         """All that ever had a receipt."""
-        self._read()
-        return tuple(self._at)
+        with self._fresh():
+            return tuple(self._at)
 
     def vouched(self, version: WeightVersion, replica: str) -> str:
         """Id of the receipt that vouches for `version` on every rank of `replica` that ever had one: it has it now or had it."""
+        with self._fresh():
+            return self._vouched(version, replica).id
+
+    def _vouched(self, version: WeightVersion, replica: str) -> Receipt:
         found = None
         for (_, rank), theirs in self._places(replica):
             of_version = [each for each in theirs if _same(each.version, version)]
@@ -93,7 +112,7 @@ class ReceiptLedger:
             found = _vouching(of_version)
         if found is None:
             raise NoReceipt(f"replica {replica!r} has no receipt at all; take one before it generates")
-        return found.id
+        return found
 
     def _places(self, replica: str) -> list[tuple[Place, list[Receipt]]]:
         """What is known of every rank of a replica."""
@@ -105,20 +124,31 @@ class ReceiptLedger:
         Stamp where rollouts are made, before the next update is sent: a label alone does not tell what was made while weights
         changed from what was made before.
         """
-        self._read()
-        of_replica = [theirs for _, theirs in self._places(replica)]
-        for theirs in of_replica:
-            _require_confirmed(theirs[-1])
-        stamped = []
-        for each in completions:
-            versions = dict.fromkeys(span.version for span in each.versions)
-            for version in versions:
-                for theirs in of_replica:
-                    _require_last(version, theirs)
-            stamped.append(
-                ReceiptedRollout(each, tuple(self.vouched(version, replica) for version in versions))
-            )
-        return stamped
+        completions = list(completions)  # whatever it takes to make them
+        with self._fresh():
+            of_replica = [theirs for _, theirs in self._places(replica)]
+            for theirs in of_replica:
+                _require_confirmed(theirs[-1])
+            return [self._stamped(each, replica, of_replica) for each in completions]
+
+    def _stamped(
+        self, completion: Completion, replica: str, of_replica: list[list[Receipt]]
+    ) -> ReceiptedRollout:
+        versions = list(dict.fromkeys(span.version for span in completion.versions))
+        for version in versions:
+            for theirs in of_replica:
+                _require_last(version, theirs)
+        # That there are no tokens was said by some weights as well: the last.
+        versions = versions or [theirs[-1].version for theirs in of_replica]
+        receipts = tuple(dict.fromkeys(self._vouched(version, replica).id for version in versions))
+        return stamped(completion, receipts, replica, self._key)
+
+    @contextmanager
+    def _fresh(self) -> Iterator[None]:
+        """With all that others have written, and nothing of what threads here write meanwhile."""
+        with self._mutex:
+            self._read()
+            yield
 
     def _read(self) -> None:
         """What is new since the last time."""
@@ -165,19 +195,24 @@ class ReceiptLedger:
 
     def require(self, rollouts: Iterable[ReceiptedRollout]) -> list[Completion]:
         """See `require_receipt`."""
-        self._read()
-        return [self._required(rollout) for rollout in rollouts]
+        rollouts = list(rollouts)  # whatever it takes to make them
+        with self._fresh():
+            return [self._required(rollout) for rollout in rollouts]
 
     def _required(self, rollout: ReceiptedRollout) -> Completion:
         named = [self._named(each) for each in rollout.receipts]
-        for version in dict.fromkeys(span.version for span in rollout.completion.versions):
+        versions = dict.fromkeys(span.version for span in rollout.completion.versions)
+        if not named and not versions:
+            raise NoReceipt("a rollout without tokens carries no receipt either; stamp it where it is made")
+        for version in versions or [each.version for each in named]:
             theirs = [each for each in named if _same(each.version, version)]
             if not theirs:
                 raise NoReceipt(
                     f"a rollout of {version.label!r} carries no receipt of it; generate it by an engine that has one"
                 )
             for each in theirs:
-                self.vouched(version, each.replica)
+                self._vouched(version, each.replica)
+        require_stamped(rollout, self._key)
         return rollout.completion
 
     def _named(self, name: str) -> Receipt:

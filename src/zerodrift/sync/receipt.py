@@ -110,7 +110,11 @@ class SealedReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def seal(receipt: Receipt, key: bytes) -> SealedReceipt:
-    """With the mark of whoever has `key`."""
+    """With the mark of whoever has `key`, over what will be read: an int where a float belongs comes back as another."""
+    try:
+        receipt = msgspec.json.decode(msgspec.json.encode(receipt), type=Receipt)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise InvalidValue(f"a receipt could not be read again once it is written: {error}") from error
     return SealedReceipt(receipt.id, _mark(receipt, key), receipt)
 
 
@@ -138,14 +142,42 @@ class ReceiptedRollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     completion: Completion
     receipts: tuple[str, ...]
+    replica: str = ""
+    """Of the engine that made it."""
+    hmac: str = ""
+    """Over all of it, with the receipt key: receipts of one replica are not carried by rollouts of another."""
 
     def __post_init__(self) -> None:
         """Ids that could be."""
         require.instance(InvalidValue, "completion", self.completion, Completion)
+        require.instance(InvalidValue, "replica", self.replica, str)
+        require.instance(InvalidValue, "hmac", self.hmac, str)
         require.each(InvalidValue, "receipts", self.receipts, str)
         for each in self.receipts:
             if not _SHA256.fullmatch(each):
                 raise InvalidValue(f"a rollout carries the receipt {each[:80]!r}; an id is 64 hex digits")
+
+
+def stamped(completion: Completion, receipts: tuple[str, ...], replica: str, key: bytes) -> ReceiptedRollout:
+    """With the mark of whoever has `key`."""
+    bare = ReceiptedRollout(completion, receipts, replica)
+    return msgspec.structs.replace(bare, hmac=_mark_of_rollout(bare, key))
+
+
+def require_stamped(rollout: ReceiptedRollout, key: bytes) -> None:
+    """As it was when it was stamped with `key`."""
+    bare = msgspec.structs.replace(rollout, hmac="")
+    if not hmac.compare_digest(rollout.hmac.encode(), _mark_of_rollout(bare, key).encode()):
+        raise NoReceipt(
+            f"a rollout of replica {rollout.replica!r} was not stamped with this key, or was edited since; stamp it by "
+            "ReceiptLedger.stamp, where it is made"
+        )
+
+
+def _mark_of_rollout(bare: ReceiptedRollout, key: bytes) -> str:
+    # As it is read again: an int where a float belongs comes back as another.
+    again = msgspec.json.decode(msgspec.json.encode(bare), type=ReceiptedRollout)
+    return hmac.new(key, msgspec.json.encode(again), hashlib.sha256).hexdigest()
 
 
 def _mark(receipt: Receipt, key: bytes) -> str:

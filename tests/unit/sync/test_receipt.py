@@ -1,5 +1,7 @@
 import os
 import stat
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -283,6 +285,40 @@ def test_a_receipt_of_another_replica_does_not_do(ledger):
         ledger.stamp([rollout("step 1")], "a")
 
 
+def test_a_rollout_is_bound_to_its_replica_and_to_what_it_was(ledger):
+    ledger.append(receipt())
+    of_a = ledger.append(receipt(SECOND)).id
+    ledger.append(receipt(SECOND, Arrival.MISSED, replica="b"))
+    [stamped] = ledger.stamp([rollout("step 2")], "a")
+    assert require_receipt([stamped], ledger)
+    for forged in (
+        ReceiptedRollout(rollout("step 2"), (of_a,)),
+        ReceiptedRollout(rollout("step 2"), (of_a,), "a"),
+        msgspec.structs.replace(stamped, replica="b"),
+        msgspec.structs.replace(
+            stamped, completion=msgspec.structs.replace(stamped.completion, logprobs=(-2.0,))
+        ),
+    ):
+        with pytest.raises(NoReceipt, match="not stamped"):
+            require_receipt([forged], ledger)
+
+
+def test_what_was_stamped_travels_with_numbers_as_python_has_them(ledger):
+    ledger.append(receipt())
+    [stamped] = ledger.stamp([msgspec.structs.replace(rollout("step 1"), logprobs=(-1,))], "a")
+    travelled = msgspec.json.decode(msgspec.json.encode(stamped), type=ReceiptedRollout)
+    assert require_receipt([stamped, travelled], ledger)
+
+
+def test_a_rollout_without_tokens_needs_a_receipt_too(ledger):
+    with pytest.raises(NoReceipt):
+        require_receipt(ledger.stamp([rollout()], "a"), ledger)
+    ledger.append(receipt())
+    with pytest.raises(NoReceipt, match="without tokens"):
+        require_receipt([ReceiptedRollout(rollout(), ())], ledger)
+    assert require_receipt(ledger.stamp([rollout()], "a"), ledger)
+
+
 def test_a_version_that_was_found_missing_later_is_refused(ledger):
     ledger.append(receipt())
     stamped = ledger.stamp([rollout("step 1")], "a")
@@ -366,7 +402,9 @@ def test_two_takers_with_a_ledger_each_see_each_others_receipts(tmp_path):
         first.id,
         other.receipts[1].id,
     ]
-    assert require_receipt([ReceiptedRollout(rollout("step 3"), (third.id,))], other)
+    [stamped] = one.stamp([rollout("step 3")], "a")
+    assert stamped.receipts == (third.id,)
+    assert require_receipt([stamped], other)
 
 
 def test_many_at_once_leave_every_line_whole(tmp_path):
@@ -388,6 +426,46 @@ def test_a_line_that_no_receipt_has_is_refused_and_nothing_is_written_behind_it(
     for act in (lambda: ReceiptLedger(tmp_path, KEY), lambda: ledger.append(receipt(SECOND))):
         with pytest.raises(RecordError):
             act()
+
+
+def test_numbers_are_read_as_they_are_sealed(ledger, tmp_path):
+    """A whole number where a float belongs is written without a point, and was another receipt when it was read."""
+    sealed = ledger.append(receipt(at=1))
+    assert ReceiptLedger(tmp_path, KEY).receipts == ledger.receipts == (sealed.receipt,)
+    with pytest.raises(InvalidValue):
+        ledger.append(receipt(at=float("nan")))
+    assert len(ReceiptLedger(tmp_path, KEY).receipts) == 1
+
+
+@pytest.mark.parametrize("key", [b"", bytes(31), "0" * 32, None])
+def test_a_ledger_has_a_key(tmp_path, key):
+    with pytest.raises(InvalidValue):
+        ReceiptLedger(tmp_path, key)
+
+
+def test_threads_may_read_while_others_write(ledger, tmp_path):
+    """Receipts of others come in where one thread reads and another goes through what is there."""
+    writer = ReceiptLedger(tmp_path, KEY)
+    writer.append(receipt())
+    made, done = [rollout("step 1")] * 20, threading.Event()
+
+    def read():
+        while not done.is_set():
+            ledger.stamp(made, "a")
+        return True
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            readers = [pool.submit(read) for _ in range(4)]
+            for number in range(150):
+                writer.append(receipt(replica=f"b{number}"))
+            done.set()
+            assert all(each.result() for each in readers)
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
 
 
 def test_an_engine_that_has_the_same_directory_is_not_waited_for(ledger, tmp_path):
