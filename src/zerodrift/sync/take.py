@@ -79,19 +79,23 @@ class ReceiptTaker:
         self._last: _Moment | None = None
         self._sent: list[_Moment] = []
         """Since then and not confirmed, the latest first, without tensors: the engine may have any of them."""
+        self._refilled: tuple[WeightVersion, str | None] | None = None
+        """Version and salt by which the question about the cache was answered last, out of no cache: what is there is no older."""
 
     def start(self, model: Any, version: WeightVersion | str) -> None:
         """What both sides say before the first update: the weights that the engine was started with."""
         self._ask(None)
-        self._last, self._sent = self._moment(model, _whole(model, version)), []
+        self._last, self._sent, self._refilled = self._moment(model, _whole(model, version)), [], None
 
     def take(self, model: Any, version: WeightVersion | str, *, salt: str | None = None) -> Receipt:
         """After `version` was sent; `salt` is what rollouts of this version are asked with, where they are."""
         before = self.require_started()
         began = time.perf_counter()
+        version = _whole(model, version)
         answer = self._ask(salt)
-        after = self._moment(model, _whole(model, version))
-        told, digest = self._told(answer, before.version, after.version)
+        cached = self._cached(answer, version, salt)
+        after = self._moment(model, version)
+        told, digest = self._told(answer, cached, before.version, version)
         if told.same_digest and told.settled and self._sent:
             receipt = self._gone_back(before, after, told)
         else:
@@ -106,7 +110,9 @@ class ReceiptTaker:
         # little one by one the sum says more, and one that was missed may be sent again.
         if receipt.arrival is Arrival.CONFIRMED:
             self._last, self._sent = after, []
-        elif not told.same_digest:
+        if receipt.arrival is Arrival.MISSED:
+            self._refilled = None  # by weights that it should not have
+        if receipt.arrival is not Arrival.CONFIRMED and not told.same_digest:
             others = [each for each in self._sent if each.version.digest != after.version.digest]
             self._sent = [after._replace(tensors={}), *others]
         return receipt
@@ -135,6 +141,7 @@ class ReceiptTaker:
         self, version: WeightVersion, message: str = "an update was sent, and no receipt was taken since"
     ) -> Receipt:
         """`version` was sent, or is about to be: nothing is known until a receipt is taken."""
+        self._refilled = None
         nothing = np.zeros(2)
         scores = CanaryScores(nothing, nothing, nothing, nothing, np.arange(2))
         finding = judge(scores, Shares(), SideFacts())._replace(message=message, needed=self.canary.tokens)
@@ -169,13 +176,19 @@ class ReceiptTaker:
             raise BadAnswer("the engine gave no token for a canary prompt, and its label cannot be read")
         return answer.completions[0]
 
+    def _cached(self, answer: Completion, version: WeightVersion, salt: str | None) -> int:
+        """Tokens of the question that came from a cache which other weights may have written; asked again, it was this one."""
+        cached = 0 if self._refilled == (version, salt) else answer.cached_tokens or 0
+        self._refilled = None if cached else (version, salt)
+        return cached
+
     def _told(
-        self, answer: Completion, old: WeightVersion, new: WeightVersion
+        self, answer: Completion, cached: int, old: WeightVersion, new: WeightVersion
     ) -> tuple[SideFacts, str | None]:
         version = answer.versions[0].version
         label = version.label if Capability.WEIGHT_VERSION in self.engine.capabilities else None
         # The exact engine keys its cache by the weights, and what it takes from there is right.
-        cached = 0 if version.digest is not None else answer.cached_tokens or 0
+        cached = 0 if version.digest is not None else cached
         told = SideFacts(
             same_digest=old.digest == new.digest,
             settled=self._settled(new),
