@@ -134,7 +134,7 @@ class ReceiptLedger:
     def _stamped(
         self, completion: Completion, replica: str, of_replica: list[list[Receipt]]
     ) -> ReceiptedRollout:
-        versions = list(dict.fromkeys(span.version for span in completion.versions))
+        versions = _made_by(completion)
         for version in versions:
             for theirs in of_replica:
                 _require_last(version, theirs)
@@ -201,7 +201,7 @@ class ReceiptLedger:
 
     def _required(self, rollout: ReceiptedRollout) -> Completion:
         named = [self._named(each) for each in rollout.receipts]
-        versions = dict.fromkeys(span.version for span in rollout.completion.versions)
+        versions = _made_by(rollout.completion)
         if not named and not versions:
             raise NoReceipt("a rollout without tokens carries no receipt either; stamp it where it is made")
         for version in versions or [each.version for each in named]:
@@ -262,6 +262,11 @@ def _vouching(theirs: list[Receipt]) -> Receipt:
                 "cannot be told from what was made after; send it under another label"
             )
     return last
+
+
+def _made_by(completion: Completion) -> list[WeightVersion]:
+    """All weights that its tokens come from: those that made them, and those that wrote the KV which they looked back on."""
+    return list(dict.fromkeys(span.version for span in (*completion.versions, *completion.lineage)))
 
 
 def _same(receipt: WeightVersion, rollout: WeightVersion) -> bool:

@@ -18,7 +18,7 @@ from zerodrift.core.errors import (
     UnsafePath,
 )
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.sync.canary import Canary, canary_of, random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.key import create_key, read_key
@@ -317,6 +317,21 @@ def test_a_rollout_without_tokens_needs_a_receipt_too(ledger):
     with pytest.raises(NoReceipt, match="without tokens"):
         require_receipt([ReceiptedRollout(rollout(), ())], ledger)
     assert require_receipt(ledger.stamp([rollout()], "a"), ledger)
+
+
+def test_weights_that_only_wrote_the_kv_need_a_receipt_too(ledger):
+    ledger.append(receipt())
+    ledger.append(receipt(SECOND, Arrival.MISSED))
+    ledger.append(receipt(THIRD))
+    made = [
+        msgspec.structs.replace(rollout(THIRD), lineage=(LineageSegment(prompt, 0, 1),))
+        for prompt in (FIRST, SECOND)
+    ]
+    [stamped] = ledger.stamp(made[:1], "a")
+    assert len(stamped.receipts) == 2
+    assert require_receipt([stamped], ledger)
+    with pytest.raises(NoReceipt, match="missed"):
+        ledger.stamp(made[1:], "a")
 
 
 def test_a_version_that_was_found_missing_later_is_refused(ledger):
