@@ -107,7 +107,7 @@ class ReceiptTaker:
         )
         receipt = self.ledger.append(receipt).receipt
         # Changes are counted from the last version that both sides are known to have had: of updates that say too
-        # little one by one the sum says more, and one that was missed may be sent again.
+        # little one by one the sum says more, and one that was missed may be sent again, under another label.
         if receipt.arrival is Arrival.CONFIRMED:
             self._last, self._sent = after, []
         if receipt.arrival is Arrival.MISSED:
