@@ -84,9 +84,9 @@ def test_an_update_that_never_arrived_stops_the_rollouts_until_one_does(
     with pytest.raises(NoReceipt):
         taker.ledger.stamp(rollouts(backend), "0")
 
-    backend.load_weights(weights.b, WeightVersion("step 1"))
+    backend.load_weights(weights.b, WeightVersion("step 1, again"))
     backend.reset_cache()
-    assert taker.take(weights.new, "step 1").arrival is Arrival.CONFIRMED
+    assert taker.take(weights.new, "step 1, again").arrival is Arrival.CONFIRMED
     assert taker.ledger.stamp(rollouts(backend), "0")
 
 

@@ -220,7 +220,7 @@ def test_an_update_that_never_arrived_under_a_new_label_is_missed_and_nobody_gen
         receipts.admin("/resume")
         status, _, [missed] = vouched(receipts)
         assert (status, missed.arrival, missed.cause) == (424, Arrival.MISSED, "weights/version-label")
-        through.load_weights(checkpoints / "B", WeightVersion("step 1"))
+        through.load_weights(checkpoints / "B", WeightVersion("step 1, again"))
         status, says, [_, again] = vouched(receipts)
         assert (status, says) == (200, f"confirmed {again.id}")
 

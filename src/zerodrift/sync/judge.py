@@ -63,6 +63,8 @@ class SideFacts(NamedTuple):
 
     same_digest: bool = False
     """The new weights are bit for bit the old ones."""
+    settled: bool = False
+    """No others were sent since the old ones were confirmed."""
     says_new: bool = False
     """The engine answers under the label of the new version."""
     answers_as: str | None = None
@@ -99,9 +101,9 @@ class Shares(NamedTuple):
     """What each rank of an engine holds, which cuts tensors across all layers."""
 
 
-def judge(scores: CanaryScores, shares: Shares, told: SideFacts) -> CanaryFinding:
-    """Did the engine take the update?"""
-    limit = critical(3 + len(shares.parts) + len(shares.ranks))
+def judge(scores: CanaryScores, shares: Shares, told: SideFacts, among: int = 1) -> CanaryFinding:
+    """Did the engine take the update? `among`: how often this is asked of one update, which shares the false alarms out."""
+    limit = critical(among * (3 + len(shares.parts) + len(shares.ranks)))
     fit = fit_slope(scores.predicted, scores.observed, scores.sequence, limit)
     now = np.abs(scores.engine_after - scores.trainer_after)
     before = np.abs(scores.engine_before - scores.trainer_before)
@@ -159,6 +161,13 @@ def _by_word(told: SideFacts) -> tuple[str, str] | None:
 
 def _undisputed(fit: SlopeFit, told: SideFacts) -> tuple[Arrival, str, int | None]:
     """Nothing speaks against it; is what speaks for it enough?"""
+    if told.same_digest and not told.settled:
+        # Nothing is predicted to change, so an engine that kept what it was sent in between shows nothing.
+        message = (
+            "the new weights are those of the last confirmed version bit for bit, and of what was sent in between nothing is "
+            "known: send other weights, and then these"
+        )
+        return Arrival.INCONCLUSIVE, message, None
     if told.same_digest:
         message = "the new weights are the old ones bit for bit, and the engine errs as before"
         return Arrival.CONFIRMED, message, None

@@ -1,25 +1,37 @@
 """Receipts on the disk, and who may be trained on by them. Torch-free.
 
 `receipts.jsonl` has a line for each, flushed before anybody hears of it. What a line says is believed where it was sealed
-with the key, and where it follows the last one of its replica and rank: a line that was taken out is missed, unless it was the last. An engine whose last receipt is not CONFIRMED gives no rollouts, and rollouts of a version whose last receipt
+with the key, and where it follows the line before: a line that was taken out is missed, unless it was the last. An engine whose last receipt is not CONFIRMED gives no rollouts, and rollouts of a version whose last receipt
 says otherwise are refused, whatever they carry.
 """
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 from filelock import FileLock
 
 from zerodrift.core.completion import Completion
-from zerodrift.core.errors import NoReceipt, RecordError
+from zerodrift.core.errors import InvalidValue, NoReceipt, RecordError
 from zerodrift.core.version import WeightVersion
 from zerodrift.records.archive.room import room_for
 from zerodrift.records.codec import LineWriter, drop_torn_line
 from zerodrift.sync.judge import Arrival
-from zerodrift.sync.receipt import Receipt, ReceiptedRollout, SealedReceipt, decode_receipt, opened, seal
+from zerodrift.sync.key import NBYTES
+from zerodrift.sync.receipt import (
+    Receipt,
+    ReceiptedRollout,
+    SealedReceipt,
+    decode_receipt,
+    opened,
+    require_stamped,
+    seal,
+    stamped,
+)
 
 LOG, LOCK = "receipts.jsonl", ".receipts.lock"
 MOST_LINE_BYTES = 2**20
@@ -33,9 +45,15 @@ class ReceiptLedger:
 
     def __init__(self, directory: Path, key: bytes) -> None:
         """What is there is read and checked; `key` as `read_key` gives it."""
+        if not isinstance(key, bytes) or len(key) != NBYTES:
+            raise InvalidValue(
+                f"a receipt key is {NBYTES} bytes; make one with `zerodrift sync key` and read it by read_key"
+            )
         self._path, self._key = Path(directory) / LOG, key
         self._by_id: dict[str, Receipt] = {}
-        self._last: dict[Place, str] = {}
+        self._at: dict[Place, list[Receipt]] = {}
+        self._tail: str | None = None
+        """Id of the last line."""
         self._read_bytes = 0
         """Of the file; what comes after them is new."""
         self._mutex = threading.RLock()
@@ -44,17 +62,17 @@ class ReceiptLedger:
     @property
     def receipts(self) -> tuple[Receipt, ...]:
         """In the order in which they were taken."""
-        self._read()
-        return tuple(self._by_id.values())
+        with self._fresh():
+            return tuple(self._by_id.values())
 
     def append(self, receipt: Receipt) -> SealedReceipt:
-        """On the disk when this returns, and said to follow the last of its replica and rank."""
+        """On the disk when this returns, and said to follow the line before."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._mutex, FileLock(self._path.with_name(LOCK)):
             self._read()
             if self._path.exists():
                 drop_torn_line(self._path)
-            sealed = seal(msgspec.structs.replace(receipt, follows=self._last.get(receipt.place)), self._key)
+            sealed = seal(msgspec.structs.replace(receipt, follows=self._tail), self._key)
             with room_for(self._path), LineWriter[SealedReceipt](self._path) as writer:
                 writer.write(sealed)
             self._read()
@@ -62,41 +80,75 @@ class ReceiptLedger:
 
     def last(self, place: Place) -> Receipt | None:
         """Of one rank of one replica."""
-        self._read()
-        found = self._last.get(place)
-        return None if found is None else self._by_id[found]
+        with self._fresh():
+            return self._at[place][-1] if place in self._at else None
+
+    def since_confirmed(self, place: Place) -> list[Receipt]:
+        """Those of `place` behind its last CONFIRMED one, the latest first."""
+        with self._fresh():
+            theirs = reversed(self._at.get(place, []))
+            return list(takewhile(lambda each: each.arrival is not Arrival.CONFIRMED, theirs))
 
     @property
     def places(self) -> tuple[Place, ...]:
         """All that ever had a receipt."""
-        self._read()
-        return tuple(self._last)
+        with self._fresh():
+            return tuple(self._at)
 
     def vouched(self, version: WeightVersion, replica: str) -> str:
-        """Id of the receipt that vouches for `version` on every rank of `replica`, which has it now or had it."""
-        of_replica = [each for each in self._by_id.values() if each.replica == replica]
-        of_version = {each.place: each for each in of_replica if _same(each.version, version)}
-        if not of_version:
-            raise NoReceipt(
-                f"replica {replica!r} has no receipt of {version.label!r}; take one before it generates"
-            )
-        for each in of_version.values():
-            _require_confirmed(each)
-        return list(of_version.values())[-1].id
+        """Id of the receipt that vouches for `version` on every rank of `replica` that ever had one: it has it now or had it."""
+        with self._fresh():
+            return self._vouched(version, replica).id
+
+    def _vouched(self, version: WeightVersion, replica: str) -> Receipt:
+        found = None
+        for (_, rank), theirs in self._places(replica):
+            of_version = [each for each in theirs if _same(each.version, version)]
+            if not of_version:
+                of_rank = "" if rank is None else f"rank {rank} of "
+                raise NoReceipt(
+                    f"{of_rank}replica {replica!r} has no receipt of {version.label!r}; take one before it generates"
+                )
+            found = _vouching(of_version)
+        if found is None:
+            raise NoReceipt(f"replica {replica!r} has no receipt at all; take one before it generates")
+        return found
+
+    def _places(self, replica: str) -> list[tuple[Place, list[Receipt]]]:
+        """What is known of every rank of a replica."""
+        return [(place, theirs) for place, theirs in self._at.items() if place[0] == replica]
 
     def stamp(self, completions: Iterable[Completion], replica: str) -> list[ReceiptedRollout]:
-        """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED."""
-        self._read()
-        for place in self._last:
-            if place[0] == replica:
-                _require_confirmed(self._by_id[self._last[place]])
-        stamped = []
-        for each in completions:
-            versions = dict.fromkeys(span.version for span in each.versions)
-            stamped.append(
-                ReceiptedRollout(each, tuple(self.vouched(version, replica) for version in versions))
-            )
-        return stamped
+        """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED.
+
+        Stamp where rollouts are made, before the next update is sent: a label alone does not tell what was made while weights
+        changed from what was made before.
+        """
+        completions = list(completions)  # whatever it takes to make them
+        with self._fresh():
+            of_replica = [theirs for _, theirs in self._places(replica)]
+            for theirs in of_replica:
+                _require_confirmed(theirs[-1])
+            return [self._stamped(each, replica, of_replica) for each in completions]
+
+    def _stamped(
+        self, completion: Completion, replica: str, of_replica: list[list[Receipt]]
+    ) -> ReceiptedRollout:
+        versions = _made_by(completion)
+        for version in versions:
+            for theirs in of_replica:
+                _require_last(version, theirs)
+        # That there are no tokens was said by some weights as well: the last.
+        versions = versions or [theirs[-1].version for theirs in of_replica]
+        receipts = tuple(dict.fromkeys(self._vouched(version, replica).id for version in versions))
+        return stamped(completion, receipts, replica, self._key)
+
+    @contextmanager
+    def _fresh(self) -> Iterator[None]:
+        """With all that others have written, and nothing of what threads here write meanwhile."""
+        with self._mutex:
+            self._read()
+            yield
 
     def _read(self) -> None:
         """What is new since the last time."""
@@ -134,28 +186,33 @@ class ReceiptLedger:
             raise NoReceipt(f"{where}: {error}") from error
         if sealed.id in self._by_id:
             raise RecordError(f"{where} is a receipt that stands above; put the file back as it was")
-        if receipt.follows != (before := self._last.get(receipt.place)):
+        if receipt.follows != self._tail:
             raise RecordError(
-                f"{where} follows the receipt {receipt.follows}, and the last one of replica {receipt.replica!r} above it is "
-                f"{before}; lines were taken out or exchanged: put the file back as it was"
+                f"{where} follows the receipt {receipt.follows}, and the one above it is {self._tail}; lines were taken out or exchanged: put the file back as it was"
             )
-        self._by_id[sealed.id], self._last[receipt.place] = receipt, sealed.id
+        self._by_id[sealed.id], self._tail = receipt, sealed.id
+        self._at.setdefault(receipt.place, []).append(receipt)
 
     def require(self, rollouts: Iterable[ReceiptedRollout]) -> list[Completion]:
         """See `require_receipt`."""
-        self._read()
-        return [self._required(rollout) for rollout in rollouts]
+        rollouts = list(rollouts)  # whatever it takes to make them
+        with self._fresh():
+            return [self._required(rollout) for rollout in rollouts]
 
     def _required(self, rollout: ReceiptedRollout) -> Completion:
         named = [self._named(each) for each in rollout.receipts]
-        for version in dict.fromkeys(span.version for span in rollout.completion.versions):
+        versions = _made_by(rollout.completion)
+        if not named and not versions:
+            raise NoReceipt("a rollout without tokens carries no receipt either; stamp it where it is made")
+        for version in versions or [each.version for each in named]:
             theirs = [each for each in named if _same(each.version, version)]
             if not theirs:
                 raise NoReceipt(
                     f"a rollout of {version.label!r} carries no receipt of it; generate it by an engine that has one"
                 )
             for each in theirs:
-                self.vouched(version, each.replica)
+                self._vouched(version, each.replica)
+        require_stamped(rollout, self._key)
         return rollout.completion
 
     def _named(self, name: str) -> Receipt:
@@ -177,6 +234,39 @@ def _require_confirmed(receipt: Receipt) -> None:
             f"{receipt.version.label!r} on replica {receipt.replica!r} is {receipt.arrival}: {receipt.message}; "
             "no rollout is accepted until a receipt is confirmed"
         )
+
+
+def _require_last(version: WeightVersion, theirs: list[Receipt]) -> None:
+    """Where an engine shows no digest: nothing else was sent to this rank since the label first came."""
+    labels = [each.version.label for each in theirs]
+    if version.digest is None and version.label in labels[:-1]:
+        since = labels[labels.index(version.label) :]
+        if other := next((label for label in since if label != version.label), None):
+            raise NoReceipt(
+                f"{other!r} was sent to replica {theirs[-1].replica!r} since {version.label!r} came, and a rollout of "
+                f"{version.label!r} may be of weights between them: stamp rollouts where they are made, before the next update, "
+                "and send each under a label of its own"
+            )
+
+
+def _vouching(theirs: list[Receipt]) -> Receipt:
+    """The last of those of one version on one rank. Whoever sends it again does so under another label: rollouts made before
+    could not be told from those made after."""
+    _require_confirmed(last := theirs[-1])
+    # What was said when it was sent is the first word; said once more, it was sent once more.
+    for each in theirs[1:] if theirs[0].is_hold else theirs:
+        if each.arrival is not Arrival.CONFIRMED:
+            found = "sent twice" if each.is_hold else str(each.arrival)
+            raise NoReceipt(
+                f"{last.version.label!r} on replica {last.replica!r} was {found} before it was confirmed, and what was made before "
+                "cannot be told from what was made after; send it under another label"
+            )
+    return last
+
+
+def _made_by(completion: Completion) -> list[WeightVersion]:
+    """All weights that its tokens come from: those that made them, and those that wrote the KV which they looked back on."""
+    return list(dict.fromkeys(span.version for span in (*completion.versions, *completion.lineage)))
 
 
 def _same(receipt: WeightVersion, rollout: WeightVersion) -> bool:

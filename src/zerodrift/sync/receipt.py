@@ -18,7 +18,7 @@ from zerodrift.core.errors import InvalidValue, NoReceipt, RecordError, SchemaMi
 from zerodrift.core.version import WeightVersion
 from zerodrift.sync.judge import Arrival
 
-SCHEMA = "zerodrift.receipt/1"
+SCHEMA = "zerodrift.receipt/2"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -29,7 +29,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     version: WeightVersion
     """What the trainer sent: its label, and the digest of its tensors."""
     parent: WeightVersion | None = None
-    """The version before it, that changes are counted from; None for the first."""
+    """The version that changes are counted from; None where nothing was measured."""
     engine: str
     """As backends are called: `vllm`, `exact`."""
     replica: str
@@ -63,7 +63,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     false_alarm: float
     """Chance that MISSED is said of an update that arrived, at most."""
     follows: str | None = None
-    """Id of the receipt of the version before, on the same rank."""
+    """Id of the receipt in the line before, whosever it is; None in the first line."""
     at: float
     """Seconds since the epoch, for people."""
     seconds: float
@@ -72,7 +72,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         """One that can be true."""
         if self.schema != SCHEMA:
-            raise SchemaMismatch(f"a receipt has schema {self.schema!r}, and this version reads {SCHEMA!r}")
+            raise SchemaMismatch(
+                f"a receipt has schema {self.schema!r}, and this version reads {SCHEMA!r}; begin a ledger in another directory"
+            )
         require.instance(InvalidValue, "version", self.version, WeightVersion)
         require.instance(InvalidValue, "arrival", self.arrival, Arrival)
         if (self.cause is None) == (self.arrival is Arrival.MISSED):
@@ -89,6 +91,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     @property
+    def is_hold(self) -> bool:
+        """Whether it only says that the version was sent, or is about to be."""
+        return self.arrival is Arrival.INCONCLUSIVE and self.parent is None
+
+    @property
     def place(self) -> tuple[str, int | None]:
         """Whose it is."""
         return self.replica, self.rank
@@ -103,7 +110,11 @@ class SealedReceipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def seal(receipt: Receipt, key: bytes) -> SealedReceipt:
-    """With the mark of whoever has `key`."""
+    """With the mark of whoever has `key`, over what will be read: an int where a float belongs comes back as another."""
+    try:
+        receipt = msgspec.json.decode(msgspec.json.encode(receipt), type=Receipt)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise InvalidValue(f"a receipt could not be read again once it is written: {error}") from error
     return SealedReceipt(receipt.id, _mark(receipt, key), receipt)
 
 
@@ -131,14 +142,42 @@ class ReceiptedRollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     completion: Completion
     receipts: tuple[str, ...]
+    replica: str = ""
+    """Of the engine that made it."""
+    hmac: str = ""
+    """Over all of it, with the receipt key: receipts of one replica are not carried by rollouts of another."""
 
     def __post_init__(self) -> None:
         """Ids that could be."""
         require.instance(InvalidValue, "completion", self.completion, Completion)
+        require.instance(InvalidValue, "replica", self.replica, str)
+        require.instance(InvalidValue, "hmac", self.hmac, str)
         require.each(InvalidValue, "receipts", self.receipts, str)
         for each in self.receipts:
             if not _SHA256.fullmatch(each):
                 raise InvalidValue(f"a rollout carries the receipt {each[:80]!r}; an id is 64 hex digits")
+
+
+def stamped(completion: Completion, receipts: tuple[str, ...], replica: str, key: bytes) -> ReceiptedRollout:
+    """With the mark of whoever has `key`."""
+    bare = ReceiptedRollout(completion, receipts, replica)
+    return msgspec.structs.replace(bare, hmac=_mark_of_rollout(bare, key))
+
+
+def require_stamped(rollout: ReceiptedRollout, key: bytes) -> None:
+    """As it was when it was stamped with `key`."""
+    bare = msgspec.structs.replace(rollout, hmac="")
+    if not hmac.compare_digest(rollout.hmac.encode(), _mark_of_rollout(bare, key).encode()):
+        raise NoReceipt(
+            f"a rollout of replica {rollout.replica!r} was not stamped with this key, or was edited since; stamp it by "
+            "ReceiptLedger.stamp, where it is made"
+        )
+
+
+def _mark_of_rollout(bare: ReceiptedRollout, key: bytes) -> str:
+    # As it is read again: an int where a float belongs comes back as another.
+    again = msgspec.json.decode(msgspec.json.encode(bare), type=ReceiptedRollout)
+    return hmac.new(key, msgspec.json.encode(again), hashlib.sha256).hexdigest()
 
 
 def _mark(receipt: Receipt, key: bytes) -> str:

@@ -39,6 +39,8 @@ CACHED_PROMPT = 300
 RANKS = "tensor_parallel_size"
 """What engines call their number in a fingerprint."""
 
+WORST_LAST = (Arrival.CONFIRMED, Arrival.INCONCLUSIVE, Arrival.MISSED)
+
 
 class _Moment(NamedTuple):
     """What both sides said at one version."""
@@ -48,6 +50,10 @@ class _Moment(NamedTuple):
     engine: Floats
     tensors: dict[str, torch.Tensor]
     """The trainer's, copied, where parts are told apart."""
+
+    def predicted(self, before: "_Moment") -> Floats:
+        """What came between does to an engine, by the trainer."""
+        return self.trainer - before.trainer
 
 
 class ReceiptTaker:
@@ -71,33 +77,59 @@ class ReceiptTaker:
         self.ranks: int | None = None
         """Of tensor parallelism behind the engine's address; None: as many as it says itself."""
         self._last: _Moment | None = None
+        self._sent: list[_Moment] = []
+        """Since then and not confirmed, the latest first, without tensors: the engine may have any of them."""
+        self._refilled: tuple[WeightVersion, str | None] | None = None
+        """Version and salt by which the question about the cache was answered last, out of no cache: what is there is no older."""
 
     def start(self, model: Any, version: WeightVersion | str) -> None:
         """What both sides say before the first update: the weights that the engine was started with."""
         self._ask(None)
-        self._last = self._moment(model, _whole(model, version))
+        self._last, self._sent, self._refilled = self._moment(model, _whole(model, version)), [], None
 
     def take(self, model: Any, version: WeightVersion | str, *, salt: str | None = None) -> Receipt:
         """After `version` was sent; `salt` is what rollouts of this version are asked with, where they are."""
         before = self.require_started()
         began = time.perf_counter()
+        version = _whole(model, version)
         answer = self._ask(salt)
-        after = self._moment(model, _whole(model, version))
-        scores = CanaryScores(
-            before.trainer, after.trainer, before.engine, after.engine, self.canary.sequence
-        )
-        shares = self._shares(model, before, after) if self._parts else Shares()
-        told, digest = self._told(answer, before.version, after.version)
-        receipt = self._written(judge(scores, shares, told), scores, before.version, after.version)
+        cached = self._cached(answer, version, salt)
+        after = self._moment(model, version)
+        told, digest = self._told(answer, cached, before.version, version)
+        if told.same_digest and told.settled and self._sent:
+            receipt = self._gone_back(before, after, told)
+        else:
+            scores = self._scores(before, after)
+            shares = self._shares(model, before, after) if self._parts else Shares()
+            receipt = self._written(judge(scores, shares, told), scores, before.version, after.version)
         receipt = msgspec.structs.replace(
             receipt, told=told.answers_as, engine_digest=digest, seconds=time.perf_counter() - began
         )
         receipt = self.ledger.append(receipt).receipt
         # Changes are counted from the last version that both sides are known to have had: of updates that say too
-        # little one by one the sum says more, and one that was missed may be sent again.
+        # little one by one the sum says more, and one that was missed may be sent again, under another label.
         if receipt.arrival is Arrival.CONFIRMED:
-            self._last = after
+            self._last, self._sent = after, []
+        if receipt.arrival is Arrival.MISSED:
+            self._refilled = None  # by weights that it should not have
+        if receipt.arrival is not Arrival.CONFIRMED and not told.same_digest:
+            others = [each for each in self._sent if each.version.digest != after.version.digest]
+            self._sent = [after._replace(tensors={}), *others]
         return receipt
+
+    def _gone_back(self, before: _Moment, after: _Moment, told: SideFacts) -> Receipt:
+        """`after` has the very weights of `before`, which was confirmed, and others were sent since: has the engine left each?"""
+        found = []
+        for sent in self._sent:
+            # As it would answer by what was sent: changes are counted from there, and none is left where it came back.
+            kept = sent._replace(engine=before.engine + sent.predicted(before))
+            scores = self._scores(kept, after)
+            finding = judge(scores, Shares(), told._replace(same_digest=False), among=len(self._sent))
+            found.append((finding, scores, sent.version, after.version))
+        return self._written(*max(found, key=lambda each: WORST_LAST.index(each[0].arrival)))
+
+    def _scores(self, before: _Moment, after: _Moment) -> CanaryScores:
+        return CanaryScores(before.trainer, after.trainer, before.engine, after.engine, self.canary.sequence)
 
     def require_started(self) -> _Moment:
         """What both sides said before the update; afterwards it is too late to ask."""
@@ -109,6 +141,7 @@ class ReceiptTaker:
         self, version: WeightVersion, message: str = "an update was sent, and no receipt was taken since"
     ) -> Receipt:
         """`version` was sent, or is about to be: nothing is known until a receipt is taken."""
+        self._refilled = None
         nothing = np.zeros(2)
         scores = CanaryScores(nothing, nothing, nothing, nothing, np.arange(2))
         finding = judge(scores, Shares(), SideFacts())._replace(message=message, needed=self.canary.tokens)
@@ -143,15 +176,22 @@ class ReceiptTaker:
             raise BadAnswer("the engine gave no token for a canary prompt, and its label cannot be read")
         return answer.completions[0]
 
+    def _cached(self, answer: Completion, version: WeightVersion, salt: str | None) -> int:
+        """Tokens of the question that came from a cache which other weights may have written; asked again, it was this one."""
+        cached = 0 if self._refilled == (version, salt) else answer.cached_tokens or 0
+        self._refilled = None if cached else (version, salt)
+        return cached
+
     def _told(
-        self, answer: Completion, old: WeightVersion, new: WeightVersion
+        self, answer: Completion, cached: int, old: WeightVersion, new: WeightVersion
     ) -> tuple[SideFacts, str | None]:
         version = answer.versions[0].version
         label = version.label if Capability.WEIGHT_VERSION in self.engine.capabilities else None
         # The exact engine keys its cache by the weights, and what it takes from there is right.
-        cached = 0 if version.digest is not None else answer.cached_tokens or 0
+        cached = 0 if version.digest is not None else cached
         told = SideFacts(
             same_digest=old.digest == new.digest,
+            settled=self._settled(new),
             says_new=label == new.label,
             answers_as=label,
             cached_tokens=cached,
@@ -159,6 +199,14 @@ class ReceiptTaker:
             gate=self._gate,
         )
         return told, version.digest
+
+    def _settled(self, new: WeightVersion) -> bool:
+        """Whether all that was sent since the last confirmed version is known here; also by other processes, and before."""
+        known = {new.digest, *(each.version.digest for each in self._sent)}
+        return all(
+            each.version.digest in known or each.version == WeightVersion(new.label)
+            for each in self.ledger.since_confirmed(self.place)
+        )
 
     def _written(
         self, finding: CanaryFinding, scores: CanaryScores, old: WeightVersion | None, new: WeightVersion

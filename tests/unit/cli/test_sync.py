@@ -110,8 +110,8 @@ def test_verify(ledger: ReceiptLedger, key: Path, tmp_path: Path) -> None:
         versions=(VersionSpan(WeightVersion("step 1"), 0, 1),),
         fingerprint="f",
     )
-    for carried, code in ((ledger.stamp([made], "0")[0].receipts, 0), ((), 1)):
-        (tmp_path / "batch.jsonl").write_bytes(msgspec.json.encode(ReceiptedRollout(made, carried)) + b"\n")
+    for rollout, code in ((ledger.stamp([made], "0")[0], 0), (ReceiptedRollout(made, ()), 1)):
+        (tmp_path / "batch.jsonl").write_bytes(msgspec.json.encode(rollout) + b"\n")
         assert run("sync", "verify", where, "--key", key, "--rollouts", tmp_path / "batch.jsonl") == code
     log = where / LOG
     log.write_bytes(log.read_bytes().replace(b"step 1", b"step 9"))

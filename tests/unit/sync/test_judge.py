@@ -157,7 +157,9 @@ def test_an_update_that_moves_nothing(rng):
     )
     found = judge(scores, Shares(), NEW)
     assert (found.arrival, found.needed) == (Arrival.INCONCLUSIVE, None)
-    assert of(scores, told=NEW._replace(same_digest=True)) == (Arrival.CONFIRMED, None)
+    again = NEW._replace(same_digest=True)
+    assert of(scores, told=again._replace(settled=True)) == (Arrival.CONFIRMED, None)
+    assert of(scores, told=again) == (Arrival.INCONCLUSIVE, None)
 
 
 def test_a_cache_that_the_old_weights_wrote(rng):

@@ -1,5 +1,7 @@
 import os
 import stat
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,22 +9,38 @@ import msgspec
 import pytest
 
 from zerodrift.core.completion import Completion, FinishReason, LogprobKind
-from zerodrift.core.errors import InvalidPrompt, InvalidValue, NoReceipt, RecordError, UnsafePath
+from zerodrift.core.errors import (
+    InvalidPrompt,
+    InvalidValue,
+    NoReceipt,
+    RecordError,
+    SchemaMismatch,
+    UnsafePath,
+)
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import VersionSpan, WeightVersion
+from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
 from zerodrift.sync.canary import Canary, canary_of, random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.key import create_key, read_key
 from zerodrift.sync.ledger import LOG, MOST_LINE_BYTES, ReceiptLedger, require_receipt
-from zerodrift.sync.receipt import Receipt, ReceiptedRollout, SealedReceipt, decode_receipt, opened, seal
+from zerodrift.sync.receipt import (
+    SCHEMA,
+    Receipt,
+    ReceiptedRollout,
+    SealedReceipt,
+    decode_receipt,
+    opened,
+    seal,
+)
 from zerodrift.weights.registry import Registry
 
 KEY = bytes(range(32))
-FIRST, SECOND = WeightVersion("step 1", "1" * 64), WeightVersion("step 2", "2" * 64)
+FIRST, SECOND, THIRD = (WeightVersion(f"step {number}", f"{number}" * 64) for number in (1, 2, 3))
 
 
-def receipt(version=FIRST, arrival=Arrival.CONFIRMED, replica="a", rank=None, at=0.0):
+def receipt(version=FIRST, arrival=Arrival.CONFIRMED, replica="a", rank=None, at=0.0, parent=None):
     return Receipt(
+        parent=parent,
         version=version,
         engine="vllm",
         replica=replica,
@@ -43,7 +61,9 @@ def receipt(version=FIRST, arrival=Arrival.CONFIRMED, replica="a", rank=None, at
 
 
 def rollout(*labels):
-    spans = tuple(VersionSpan(WeightVersion(label), at, at + 1) for at, label in enumerate(labels))
+    """Of versions, or of labels alone."""
+    versions = [each if isinstance(each, WeightVersion) else WeightVersion(each) for each in labels]
+    spans = tuple(VersionSpan(version, at, at + 1) for at, version in enumerate(versions))
     return Completion(
         prompt_token_ids=(1,),
         token_ids=(2,) * len(labels),
@@ -151,10 +171,12 @@ def ledger(tmp_path):
 
 
 def test_rollouts_are_let_in_by_the_receipt_of_their_version(ledger):
+    """Also later than others were sent, and with two versions where the engine shows the digests of both."""
     ledger.append(receipt())
+    made = [rollout("step 1"), rollout(FIRST, SECOND)]
+    stamped = ledger.stamp(made[:1], "a")
     ledger.append(receipt(SECOND))
-    made = [rollout("step 1"), rollout("step 1", "step 2")]
-    stamped = ledger.stamp(made, "a")
+    stamped += ledger.stamp(made[1:], "a")
     assert [len(each.receipts) for each in stamped] == [1, 2]
     travelled = msgspec.json.decode(msgspec.json.encode(stamped), type=list[ReceiptedRollout])
     assert require_receipt(travelled, ledger) == made
@@ -188,8 +210,53 @@ def test_nothing_is_stamped_until_a_receipt_holds_again(ledger, arrival):
             ledger.stamp([rollout(label)], "a")
     # What was made under the version before is as good as it was.
     assert require_receipt([before], ledger)
-    ledger.append(receipt(SECOND, at=1.0))
-    assert ledger.stamp([rollout("step 2")], "a")
+    ledger.append(receipt(THIRD))
+    assert ledger.stamp([rollout("step 3")], "a")
+
+
+HELD = Arrival.INCONCLUSIVE
+PARENT = {"parent": FIRST}
+
+
+@pytest.mark.parametrize(
+    ("said", "vouched"),
+    [
+        ([receipt(SECOND, HELD), receipt(SECOND, at=1.0)], True),
+        ([receipt(SECOND), receipt(SECOND, at=1.0)], True),
+        ([receipt(SECOND, Arrival.MISSED), receipt(SECOND, at=1.0)], False),
+        ([receipt(SECOND, HELD, **PARENT), receipt(SECOND, at=1.0)], False),
+        ([receipt(SECOND, HELD), receipt(SECOND, HELD, at=1.0), receipt(SECOND, at=2.0)], False),
+        ([receipt(SECOND), receipt(SECOND, HELD, at=1.0), receipt(SECOND, at=2.0)], False),
+    ],
+    ids=["held", "twice", "missed", "inconclusive", "broken off", "sent twice"],
+)
+def test_a_label_that_was_sent_again_vouches_for_nothing(ledger, said, vouched):
+    """What was made before it came could not be told from what was made after."""
+    for each in said:
+        ledger.append(each)
+    if vouched:
+        assert ledger.stamp([rollout("step 2")], "a")
+        return
+    with pytest.raises(NoReceipt, match="another label"):
+        ledger.stamp([rollout("step 2")], "a")
+
+
+def test_what_was_made_during_an_update_is_not_stamped_after_it(ledger):
+    """An engine with half of step 2 still answers as step 1; nobody can tell later."""
+    ledger.append(receipt())
+    [before] = ledger.stamp([rollout("step 1")], "a")
+    ledger.append(receipt(SECOND, HELD))
+    ledger.append(receipt(THIRD))
+    for made in (rollout("step 1"), rollout("step 1", "step 3")):
+        with pytest.raises(NoReceipt, match="where they are made"):
+            ledger.stamp([made], "a")
+    assert ledger.stamp([rollout("step 3")], "a")
+    assert require_receipt([before], ledger)
+    # Nor by sending the old label once more.
+    ledger.append(receipt(at=3.0))
+    with pytest.raises(NoReceipt, match="where they are made"):
+        ledger.stamp([rollout("step 1")], "a")
+    assert ledger.stamp([rollout(FIRST)], "a")
 
 
 def test_one_rank_without_it_holds_its_replica_back(ledger):
@@ -200,10 +267,71 @@ def test_one_rank_without_it_holds_its_replica_back(ledger):
         ledger.stamp([rollout("step 2")], "a")
 
 
+def test_one_rank_that_was_not_measured_holds_its_replica_back(ledger):
+    for rank in (0, 1):
+        ledger.append(receipt(rank=rank))
+    assert ledger.stamp([rollout("step 1")], "a")
+    ledger.append(receipt(SECOND, rank=0))
+    with pytest.raises(NoReceipt, match="rank 1 of replica 'a'"):
+        ledger.stamp([rollout("step 2")], "a")
+    ledger.append(receipt(SECOND, rank=1))
+    [stamped] = ledger.stamp([rollout("step 2")], "a")
+    assert require_receipt([stamped], ledger)
+
+
 def test_a_receipt_of_another_replica_does_not_do(ledger):
     ledger.append(receipt(replica="b"))
     with pytest.raises(NoReceipt):
         ledger.stamp([rollout("step 1")], "a")
+
+
+def test_a_rollout_is_bound_to_its_replica_and_to_what_it_was(ledger):
+    ledger.append(receipt())
+    of_a = ledger.append(receipt(SECOND)).id
+    ledger.append(receipt(SECOND, Arrival.MISSED, replica="b"))
+    [stamped] = ledger.stamp([rollout("step 2")], "a")
+    assert require_receipt([stamped], ledger)
+    for forged in (
+        ReceiptedRollout(rollout("step 2"), (of_a,)),
+        ReceiptedRollout(rollout("step 2"), (of_a,), "a"),
+        msgspec.structs.replace(stamped, replica="b"),
+        msgspec.structs.replace(
+            stamped, completion=msgspec.structs.replace(stamped.completion, logprobs=(-2.0,))
+        ),
+    ):
+        with pytest.raises(NoReceipt, match="not stamped"):
+            require_receipt([forged], ledger)
+
+
+def test_what_was_stamped_travels_with_numbers_as_python_has_them(ledger):
+    ledger.append(receipt())
+    [stamped] = ledger.stamp([msgspec.structs.replace(rollout("step 1"), logprobs=(-1,))], "a")
+    travelled = msgspec.json.decode(msgspec.json.encode(stamped), type=ReceiptedRollout)
+    assert require_receipt([stamped, travelled], ledger)
+
+
+def test_a_rollout_without_tokens_needs_a_receipt_too(ledger):
+    with pytest.raises(NoReceipt):
+        require_receipt(ledger.stamp([rollout()], "a"), ledger)
+    ledger.append(receipt())
+    with pytest.raises(NoReceipt, match="without tokens"):
+        require_receipt([ReceiptedRollout(rollout(), ())], ledger)
+    assert require_receipt(ledger.stamp([rollout()], "a"), ledger)
+
+
+def test_weights_that_only_wrote_the_kv_need_a_receipt_too(ledger):
+    ledger.append(receipt())
+    ledger.append(receipt(SECOND, Arrival.MISSED))
+    ledger.append(receipt(THIRD))
+    made = [
+        msgspec.structs.replace(rollout(THIRD), lineage=(LineageSegment(prompt, 0, 1),))
+        for prompt in (FIRST, SECOND)
+    ]
+    [stamped] = ledger.stamp(made[:1], "a")
+    assert len(stamped.receipts) == 2
+    assert require_receipt([stamped], ledger)
+    with pytest.raises(NoReceipt, match="missed"):
+        ledger.stamp(made[1:], "a")
 
 
 def test_a_version_that_was_found_missing_later_is_refused(ledger):
@@ -249,12 +377,30 @@ def test_a_receipt_that_was_taken_out_is_missed(ledger, tmp_path):
         ledger.append(receipt(SECOND, arrival, at=float(len(ledger.receipts))))
     ledger.append(receipt(replica="b"))
     lines = (tmp_path / LOG).read_bytes().splitlines(keepends=True)
-    for without in ([0], [1], [0, 1]):
+    for without in ([0], [1], [0, 1], [2], [1, 2]):
         (tmp_path / LOG).write_bytes(b"".join(line for at, line in enumerate(lines) if at not in without))
         with pytest.raises(RecordError):
             ReceiptLedger(tmp_path, KEY)
     (tmp_path / LOG).write_bytes(b"".join([lines[3], *lines[:3]]))
-    assert len(ReceiptLedger(tmp_path, KEY).receipts) == 4  # replicas do not wait for each other
+    with pytest.raises(RecordError):
+        ReceiptLedger(tmp_path, KEY)
+
+
+def test_the_last_receipt_of_one_rank_is_missed_by_that_of_another(ledger, tmp_path):
+    for rank, arrival in enumerate((Arrival.CONFIRMED, Arrival.MISSED, Arrival.CONFIRMED)):
+        ledger.append(receipt(arrival=arrival, rank=rank))
+    lines = (tmp_path / LOG).read_bytes().splitlines(keepends=True)
+    (tmp_path / LOG).write_bytes(lines[0] + lines[2])
+    with pytest.raises(RecordError):
+        ReceiptLedger(tmp_path, KEY)
+
+
+def test_a_ledger_of_another_schema_is_refused_by_its_name(ledger, tmp_path):
+    ledger.append(receipt())
+    log = tmp_path / LOG
+    log.write_bytes(log.read_bytes().replace(SCHEMA.encode(), b"zerodrift.receipt/1"))
+    with pytest.raises(SchemaMismatch, match="another directory"):
+        ReceiptLedger(tmp_path, KEY)
 
 
 def test_two_takers_with_a_ledger_each_see_each_others_receipts(tmp_path):
@@ -265,13 +411,15 @@ def test_two_takers_with_a_ledger_each_see_each_others_receipts(tmp_path):
     other.append(receipt(SECOND, Arrival.MISSED))
     with pytest.raises(NoReceipt):
         one.stamp([rollout("step 1")], "a")
-    third = one.append(receipt(SECOND, at=1.0))
+    third = one.append(receipt(THIRD))
     assert [each.follows for each in ReceiptLedger(tmp_path, KEY).receipts] == [
         None,
         first.id,
         other.receipts[1].id,
     ]
-    assert require_receipt([ReceiptedRollout(rollout("step 2"), (third.id,))], other)
+    [stamped] = one.stamp([rollout("step 3")], "a")
+    assert stamped.receipts == (third.id,)
+    assert require_receipt([stamped], other)
 
 
 def test_many_at_once_leave_every_line_whole(tmp_path):
@@ -293,6 +441,46 @@ def test_a_line_that_no_receipt_has_is_refused_and_nothing_is_written_behind_it(
     for act in (lambda: ReceiptLedger(tmp_path, KEY), lambda: ledger.append(receipt(SECOND))):
         with pytest.raises(RecordError):
             act()
+
+
+def test_numbers_are_read_as_they_are_sealed(ledger, tmp_path):
+    """A whole number where a float belongs is written without a point, and was another receipt when it was read."""
+    sealed = ledger.append(receipt(at=1))
+    assert ReceiptLedger(tmp_path, KEY).receipts == ledger.receipts == (sealed.receipt,)
+    with pytest.raises(InvalidValue):
+        ledger.append(receipt(at=float("nan")))
+    assert len(ReceiptLedger(tmp_path, KEY).receipts) == 1
+
+
+@pytest.mark.parametrize("key", [b"", bytes(31), "0" * 32, None])
+def test_a_ledger_has_a_key(tmp_path, key):
+    with pytest.raises(InvalidValue):
+        ReceiptLedger(tmp_path, key)
+
+
+def test_threads_may_read_while_others_write(ledger, tmp_path):
+    """Receipts of others come in where one thread reads and another goes through what is there."""
+    writer = ReceiptLedger(tmp_path, KEY)
+    writer.append(receipt())
+    made, done = [rollout("step 1")] * 20, threading.Event()
+
+    def read():
+        while not done.is_set():
+            ledger.stamp(made, "a")
+        return True
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            readers = [pool.submit(read) for _ in range(4)]
+            for number in range(150):
+                writer.append(receipt(replica=f"b{number}"))
+            done.set()
+            assert all(each.result() for each in readers)
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
 
 
 def test_an_engine_that_has_the_same_directory_is_not_waited_for(ledger, tmp_path):

@@ -2,13 +2,14 @@
 
 import copy
 
+import msgspec
 import pytest
 import torch
 
 from zerodrift import models
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.core.errors import OutOfOrder
-from zerodrift.core.version import WeightVersion
+from zerodrift.core.version import VersionSpan, WeightVersion
 from zerodrift.sync.canary import random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.ledger import ReceiptLedger, require_receipt
@@ -124,6 +125,75 @@ def test_a_vocabulary_is_cut_in_steps_of_64_rows():
 def test_an_update_of_nothing(taker, versions):
     taker.engine.engine.swap_weights(versions[0].state_dict(), "step 1")
     assert taker.take(versions[0], "step 1").arrival is Arrival.CONFIRMED
+
+
+@pytest.mark.parametrize(("lost", "arrival"), [(False, Arrival.CONFIRMED), (True, Arrival.MISSED)])
+def test_the_old_weights_sent_to_go_back(taker, versions, lost, arrival):
+    """Behind an update that was not confirmed: nothing is to change since the last that was, which a lost one shows as well."""
+    taker.engine.engine.swap_weights(versions[1].state_dict(), "step 0")
+    assert taker.take(versions[1], "step 1").arrival is Arrival.MISSED
+    taker.engine.engine.swap_weights(versions[lost].state_dict(), "step 2")
+    receipt = taker.take(versions[0], "step 2")
+    assert (receipt.arrival, receipt.parent.label) == (arrival, "step 1")
+
+
+def test_the_old_weights_behind_ones_that_nobody_measured(taker, versions):
+    taker.hold(WeightVersion("step 1", "1" * 64))
+    taker.engine.engine.swap_weights(versions[0].state_dict(), "step 2")
+    assert taker.take(versions[0], "step 2").arrival is Arrival.INCONCLUSIVE
+    # The way out: an update that moves something.
+    taker.engine.engine.swap_weights(versions[1].state_dict(), "step 3")
+    assert taker.take(versions[1], "step 3").arrival is Arrival.CONFIRMED
+    taker.hold(WeightVersion("step 4"))
+    assert taker.take(versions[1], "step 3").arrival is Arrival.INCONCLUSIVE
+
+
+class LikeAServer:
+    """The exact engine, of which nothing is seen but labels, behind a prefix cache that is emptied by hand."""
+
+    def __init__(self, backend):
+        self._backend, self.cache = backend, set()
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def generate(self, requests):
+        [answer] = self._backend.generate(requests)
+        [made] = answer.completions
+        asked = (made.prompt_token_ids, requests[0].prompt.cache_salt)
+        spans = tuple(
+            VersionSpan(WeightVersion(each.version.label), each.start, each.end) for each in made.versions
+        )
+        made = msgspec.structs.replace(
+            made, cached_tokens=288 if asked in self.cache else 0, versions=spans, lineage=()
+        )
+        self.cache.add(asked)
+        return [msgspec.structs.replace(answer, completions=(made,))]
+
+
+@pytest.fixture
+def like_a_server(taker, versions):
+    taker.engine = LikeAServer(taker.engine)
+    taker.start(versions[0], "step 0")
+    return taker
+
+
+def test_a_receipt_that_is_taken_once_more_blames_no_cache_that_the_first_filled(like_a_server, versions):
+    like_a_server.engine.engine.swap_weights(versions[1].state_dict(), "step 1")
+    like_a_server.engine.cache.clear()
+    assert like_a_server.take(versions[1], "step 1").arrival is Arrival.CONFIRMED
+    assert like_a_server.take(versions[1], "step 1").arrival is Arrival.CONFIRMED
+    # The next update leaves it as it is.
+    like_a_server.engine.engine.swap_weights(versions[0].state_dict(), "step 2")
+    assert like_a_server.take(versions[0], "step 2").cause == "weights/stale-prefix-cache"
+
+
+def test_a_cache_that_outlived_an_update_does_so_until_it_is_emptied(like_a_server, versions):
+    like_a_server.engine.engine.swap_weights(versions[1].state_dict(), "step 1")
+    for _ in range(2):
+        assert like_a_server.take(versions[1], "step 1").cause == "weights/stale-prefix-cache"
+    like_a_server.engine.cache.clear()
+    assert like_a_server.take(versions[1], "step 1").arrival is Arrival.CONFIRMED
 
 
 def test_the_trainers_model_is_left_as_it_was(taker, versions):

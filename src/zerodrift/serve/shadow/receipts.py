@@ -174,7 +174,7 @@ class ShadowReceipts:
         return CallRefused(
             424,
             f"no receipt vouches for the weights of the engine, and --require-receipt lets nobody generate by them: {self._state} "
-            f"({says}). Send the update again, or its label (/update_weight_version) to have them measured again",
+            f"({says}). Send the update again under another label, or another label alone (/update_weight_version) to have them measured again",
             code=NoReceipt.code,
         )
 
