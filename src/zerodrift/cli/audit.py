@@ -1,6 +1,5 @@
 """`zerodrift audit`: is this engine the same policy as the trainer? And what did earlier audits find?"""
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -182,8 +181,8 @@ def list_command(
         console.say_json(runs)
     elif runs:
         told = console.stdout()
-        # Who pipes it on wants lines; who says how wide the screen is wants them to fit.
-        print_runs(runs, told, fit=told.is_terminal or "COLUMNS" in os.environ)
+        # Who pipes it on wants a line for each.
+        print_runs(runs, told, fit=told.is_terminal)
     else:
         console.say(f"{directory} holds no runs")
 
