@@ -60,8 +60,16 @@ def check_labels(state: MonitorState, sums: BatchSums) -> None:
 
 
 def with_baseline(state: MonitorState, baseline: Baseline) -> MonitorState:
-    """A new one; cells keep how they differ from the whole."""
-    tracks = {**state.tracks, WHOLE: Track.start(ALL, Expected(baseline.bias, 1.0))}
+    """A new one. How far a cell was from the old curve says nothing of the new one, so cells of their own learn anew where
+    they stand; those in alarm do not, since a fault would become their place, nor do replicas, which are held against the whole."""
+    whole = state.tracks.get(WHOLE)
+    was = Expected(0.0, 1.0) if whole is None else whole.expected
+    tracks = {
+        key: track.moved(was, baseline.bias)
+        for key, track in state.tracks.items()
+        if key.partition("=")[0] in EXCHANGEABLE or track.alarmed
+    }
+    tracks[WHOLE] = Track.start(ALL, Expected(baseline.bias, 1.0))
     return msgspec.structs.replace(state, baseline=baseline, tracks=tracks)
 
 

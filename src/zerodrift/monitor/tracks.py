@@ -121,6 +121,19 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Half way to a warning: too little to say so, and enough not to learn from it."""
         return any(chart.cusum.score >= WARN / 2 for chart in self.charts)
 
+    @property
+    def alarmed(self) -> bool:
+        """A warning or more, until enough good batches have followed: nothing is learned from a cell like that."""
+        return any(chart.tripped or chart.cusum.score >= WARN for chart in self.charts)
+
+    def moved(self, whole: Expected, bias: float) -> "Track":
+        """The same place beside the whole and the same evidence, under a baseline of that `bias` where the whole is at 1."""
+        place = {
+            "bias": self.bias - whole.bias + bias,
+            "log_factor": self.log_factor - math.log(whole.factor),
+        }
+        return msgspec.structs.replace(self, **place)
+
     def judged(self, cell: CellSums) -> bool:
         """Whether a batch of this cell goes into the charts."""
         ready = cell.kind in EXCHANGEABLE or self.batches >= WARM_UP
