@@ -263,7 +263,7 @@ class Monitor:
         """What the archive could not take is said; a batch that trips must not raise for the very thing it trips by."""
         sampled = self._state.observed % self._healthy_every == 0
         archive = self._archive_of(given)
-        if archive is None or "completion_ids" not in given or (decision.train and not sampled):
+        if archive is None or "completion_ids" not in given or not (decision.bad or sampled):
             return ()
         batch, without = keepable(decision.step, decision, given)
         if batch is not None:
