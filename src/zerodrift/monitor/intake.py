@@ -193,9 +193,16 @@ class Layout:
         flat = self._flat(name, array)
         return flat if self.chosen is None else flat[self.chosen.ravel()]
 
+    def _whole_rows(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """A row that is None among rows of numbers, as a row of missing ones."""
+        if not _is_rows(array) or all(row is not None for row in array):
+            return array
+        rows = _without_holes(name, array, {}, self.given)
+        return rows if self.ragged is not None or len(set(map(len, rows))) > 1 else np.stack(list(rows))
+
     def per_token(self, name: str, value: Any) -> NDArray[Any]:
         """One number for all, one per sequence or one per token, as one per token."""
-        array = host(name, value)
+        array = self._whole_rows(name, host(name, value))
         if array.ndim == 0:
             return np.broadcast_to(array, (int(self.counts.sum()),))
         single = array.dtype != object or not any(hasattr(each, "__len__") for each in array)

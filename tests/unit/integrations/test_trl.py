@@ -298,19 +298,34 @@ def test_old_weights_that_are_said_are_no_mismatch():
     assert trainer.logged[0]["zerodrift/mismatch/observable"] == 0
 
 
-def test_a_version_that_is_missing_is_unknown_and_not_the_newest(tmp_path):
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param({0: 0}, id="one is told"),
+        pytest.param(dict.fromkeys(range(ROWS)), id="all are None"),
+        pytest.param({0: None, **dict.fromkeys(range(1, ROWS), 0)}, id="one is None"),
+        pytest.param({0: None, **dict.fromkeys(range(1, ROWS), [0] * 15)}, id="one row of tokens is None"),
+        pytest.param(dict.fromkeys(range(ROWS), [0] * 14 + [None]), id="one token is None"),
+    ],
+)
+def test_a_version_that_is_missing_is_unknown_and_not_the_newest(tmp_path, told):
     trainer = GRPOTrainer()
     original = trainer._generate_and_score_completions
 
     def some(inputs):
         output = original(inputs)
-        inputs[0]["weight_version"] = 0
+        for place, version in told.items():
+            inputs[place]["weight_version"] = version
         return output
 
     trainer._generate_and_score_completions = some
     watch = attach(trainer, archive=tmp_path)
     trainer.step()
     assert {reason.code for reason in watch.last.reasons if reason.bad} == {"version-unknown"}
+    assert watch.kept_back == 1
+    with ArchiveReader(tmp_path) as archive:
+        (entry,) = archive.entries()
+        assert len(archive.read(entry).rollouts) == ROWS
 
 
 def test_completions_that_were_masked_do_not_stand_in_the_way(tmp_path):
