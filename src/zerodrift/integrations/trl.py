@@ -214,11 +214,15 @@ class Watch:
     def _step(self) -> int:
         """The trainer's global_step; where it generates several times within one, steps count generations."""
         now = int(self.trainer.state.global_step)
-        every: int = self.trainer.args.steps_per_generation * self.trainer.num_iterations
-        per_step: int = max(1, self.trainer.args.gradient_accumulation_steps // every)
         place = self._of_step[1] + 1 if self._of_step[0] == now else 0
         self._of_step = (now, place)
-        return now * per_step + place
+        return now * self._most_generations + place
+
+    @property
+    def _most_generations(self) -> int:
+        """Within one global_step. Where some have fewer, numbers are left out; none comes twice."""
+        every: int = self.trainer.args.steps_per_generation * self.trainer.num_iterations
+        return -(-int(self.trainer.args.gradient_accumulation_steps) // every)
 
     def _worst(self, decision: Decision) -> int:
         """Of all ranks: a batch is trained on by all or by none."""
@@ -246,11 +250,12 @@ class Watch:
         """A training that goes on from a checkpoint, or begins anew, has steps that were there before."""
         seen, now = self.monitor.remembered.step, int(self.trainer.state.global_step)
         self._of_step, self._trained, self._level = (-1, 0), False, LEVELS[State.OK]
-        if seen is not None and seen >= now:
+        first = now * self._most_generations
+        if seen is not None and seen >= first:
             logger.warning(
-                "the monitor has seen step %d and training goes on at %d: it is set back", seen, now
+                "the monitor has seen step %d and training goes on at %d: it is set back", seen, first
             )
-            self.monitor.rewind(now - 1, None)
+            self.monitor.rewind(first - 1, None)
 
     def micro_batch(self) -> None:
         """One more was added to the gradients; it is of the last batch that was generated."""

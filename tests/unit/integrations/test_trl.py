@@ -396,6 +396,49 @@ def test_a_training_that_begins_again_is_followed(caplog):
     assert watch.last.step == 1
 
 
+@pytest.mark.parametrize(
+    ("accumulated", "per_generation", "iterations", "steps"),
+    [
+        (1, 1, 1, [0, 1, 2, 3, 4, 5]),
+        (2, 2, 2, [0, 2, 4]),
+        (4, 1, 1, [*range(24)]),
+        (4, 2, 1, [*range(12)]),
+        (3, 2, 1, [0, 1, 2, 4, 5, 6, 8, 9, 10]),
+        (4, 3, 1, [0, 1, 2, 4, 6, 7, 8, 10]),
+        (5, 2, 1, [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16]),
+        (8, 3, 1, [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16]),
+    ],
+)
+def test_steps_only_rise_however_trl_generates(accumulated, per_generation, iterations, steps):
+    """Of six steps, by TRL 1.16's own schedule."""
+    trainer = GRPOTrainer()
+    trainer.args.gradient_accumulation_steps, trainer.args.steps_per_generation = accumulated, per_generation
+    trainer.num_iterations = iterations
+    watch = attach(trainer)
+    seen = []
+    for micro in range(6 * accumulated):
+        trainer.state.global_step = micro // accumulated
+        if micro % (per_generation * iterations) == 0:
+            trainer._generate_and_score_completions([{"prompt": str(place // 4)} for place in range(ROWS)])
+            seen.append(watch.last.step)
+    assert seen == steps
+
+
+def test_a_training_that_goes_on_is_not_set_back(caplog):
+    """Steps of two generations each: what was seen is no step that is yet to come."""
+    trainer = GRPOTrainer()
+    trainer.args.gradient_accumulation_steps = 2
+    watch = attach(trainer)
+    for _ in range(2):
+        trainer._generate_and_score_completions([{"prompt": str(place // 4)} for place in range(ROWS)])
+        trainer.step()
+    with caplog.at_level(logging.WARNING):
+        watch._callback.on_train_begin(trainer.args, trainer.state, SimpleNamespace())
+    assert not caplog.records
+    trainer.step()
+    assert watch.last.step == 4
+
+
 def test_sinks_get_every_decision_and_are_closed():
     seen = []
     sink = SimpleNamespace(emit=seen.append, close=lambda: seen.append("closed"))
