@@ -79,8 +79,8 @@ class Monitor:
         """Everything is optional; see docs/monitor.md for what each adds.
 
         `directory`: for steps, state and archive at once, what `zerodrift view` shows. `baseline`: a canary's (`of_canary`),
-        an audit's verdict, or the directory of an audit. `path`: where the state is kept. `gather`: gives everybody's bytes for one's own. `archive`: a directory, or anything with `append`, for batches that are
-        not trained on and one of `healthy_every` others.
+        an audit's verdict, or the directory of an audit. `path`: where the state is kept. `gather`: gives everybody's bytes for
+        one's own. `archive`: a directory, or anything with `append`, for bad batches and one of `healthy_every` others.
         """
         require.whole(
             InvalidValue, "healthy_every", healthy_every, "one of so many healthy batches is archived", 1
@@ -113,7 +113,8 @@ class Monitor:
                 # One that the caller opened is the caller's to close.
                 undo.enter_context(self._archive)
             self._held = undo.pop_all()
-        self._was, self._closed = self._state.breaker.state, False
+        # Of a process that starts in a halt nobody knows whether its actions ran: the one before was killed, maybe.
+        self._was, self._closed = State.OK, False
         self.last: Decision | None = None
         """The last decision, also of a call that raised because it could not be recorded."""
 
@@ -226,13 +227,7 @@ class Monitor:
 
     # --- committing --------------------------------------------------------------------------------------------------
 
-    def _commit(
-        self,
-        step: int,
-        sums: BatchSums,
-        outcome: Outcome,
-        given: Mapping[str, Any],
-    ) -> Decision:
+    def _commit(self, step: int, sums: BatchSums, outcome: Outcome, given: Mapping[str, Any]) -> Decision:
         """State on the disk first, then the archive, then actions: what is killed in between stays halted."""
         self._state, writes = outcome.state, Writes()
         decision = decision_of(
@@ -384,7 +379,8 @@ class Monitor:
         """Be as after an earlier step (`remembered`, kept then): what was judged later is forgotten, and shown no more."""
         self._check_open()
         require.instance(InvalidValue, "state", state, MonitorState)
-        self._state, self._was = state, state.breaker.state
+        self._was = self._was if state.breaker.state is State.HALT else state.breaker.state
+        self._state = state
         self._write()
         if self._directory is not None:
             self._directory.forget_after(-1 if state.step is None else state.step)
