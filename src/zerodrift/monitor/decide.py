@@ -1,6 +1,5 @@
 """One step of the monitor as a function: the state before, the sums of a batch, and out come reasons and the state after."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,8 +14,8 @@ from zerodrift.monitor.batch import BatchSums
 from zerodrift.monitor.cells import ALL, EXCHANGEABLE, REPLICA, CellSums, Expected
 from zerodrift.monitor.decision import Code, Gap, Reason, RewardView
 from zerodrift.monitor.gates import judge_gates
-from zerodrift.monitor.groups import check_count
 from zerodrift.monitor.judge import WHOLE
+from zerodrift.monitor.labels import room_for
 from zerodrift.monitor.sight import hides_doubt, looked
 from zerodrift.monitor.state import MonitorState
 from zerodrift.monitor.tracks import Track
@@ -52,11 +51,23 @@ def expected(state: MonitorState, key: str) -> Expected:
     return whole.expected if whole is not None else Expected(bias, 1.0)
 
 
-def check_labels(state: MonitorState, sums: BatchSums) -> None:
+def _with_room(
+    state: MonitorState, sums: BatchSums, interval: int
+) -> tuple[MonitorState, tuple[Reason, ...]]:
     """Memory is constant, whatever ranks and steps together name."""
-    keys = {*state.tracks, *state.sight.hidden, *state.sight.behind, *(each.where for each in sums.sight)}
-    for kind, labels in Counter(key.partition("=")[0] for key in keys).items():
-        check_count(kind, labels)
+    sight = state.sight
+    known = {*state.tracks, *sight.hidden, *sight.behind} - {""}
+    batch = {each.where for each in sums.sight if each.where}
+    labels, gone, reasons = room_for(state.labels, known, batch, state.observed, interval)
+    if gone:
+        kept = {
+            name: {key: value for key, value in getattr(sight, name).items() if key not in gone}
+            for name in ("hidden", "behind")
+        }
+        sight = msgspec.structs.replace(sight, **kept)
+        tracks = {key: track for key, track in state.tracks.items() if key not in gone}
+        state = msgspec.structs.replace(state, tracks=tracks, sight=sight)
+    return msgspec.structs.replace(state, labels=labels), reasons
 
 
 def with_baseline(state: MonitorState, baseline: Baseline) -> MonitorState:
@@ -90,11 +101,13 @@ def decide(
 ) -> Outcome:
     """Judge the batch, move the breaker, and follow the policy if the batch was good."""
     config = settings.config
+    state, crowded = _with_room(state, sums, config.check_interval_steps)
     gated = judge_gates(sums, settings.gate, state.gate, config.consecutive_windows)
     reasons = [
         *_backwards(state, trainer_version),
         *judge.levels(sums, config),
         *gated.reasons,
+        *crowded,
     ]
     cells = {cell.key: cell for cell in sums.cells}
     tracks = {**state.tracks, **_started(state, cells)}

@@ -33,7 +33,6 @@ from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
     Settings,
-    check_labels,
     decide,
     expected,
     is_probe_due,
@@ -44,6 +43,7 @@ from zerodrift.monitor.decision import Code, Decision, Reason, RewardView, State
 from zerodrift.monitor.directory import MonitorDirectory
 from zerodrift.monitor.intake import LOGPROBS, tokens_of
 from zerodrift.monitor.judge import WHOLE
+from zerodrift.monitor.labels import check_batch
 from zerodrift.monitor.numbers import counted, number
 from zerodrift.monitor.ranks import Gather, Read, over_ranks
 from zerodrift.monitor.report import decision_of
@@ -170,7 +170,7 @@ class Monitor:
                 state, found = over_ranks(
                     self._gather, self._settings, self._state, partial(self._read, given)
                 )
-            check_labels(state, found.sums)
+            check_batch(each.where for each in found.sums.sight)
         except Exception:
             self._state = msgspec.structs.replace(self._state, refused=self._state.refused + 1)
             raise

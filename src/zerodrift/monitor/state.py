@@ -10,6 +10,7 @@ from zerodrift.core.errors import ArchiveLocked, RecordError
 from zerodrift.core.frozen import freeze
 from zerodrift.monitor.baseline import Baseline, WarmUp
 from zerodrift.monitor.breaker import Breaker
+from zerodrift.monitor.labels import Labels
 from zerodrift.monitor.rewards import RewardWindow
 from zerodrift.monitor.scalar import ScalarTrack
 from zerodrift.monitor.sight import Sight
@@ -42,6 +43,7 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mismatch_seen: int | None = None
     """The last step at which a mismatch could be measured."""
     sight: Sight = Sight()
+    labels: Labels = Labels()
 
     def __post_init__(self) -> None:
         """What was remembered stays."""

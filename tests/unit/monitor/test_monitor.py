@@ -394,11 +394,10 @@ def test_memory_does_not_grow_with_steps():
 def test_groups_are_few_and_have_names_of_their_own():
     rng = np.random.default_rng(0)
     monitor = Monitor(baseline=of_canary(**canary(rng)))
-    for step in range(2):
-        labels = [f"{step}-{place // 2}" for place in range(SEQUENCES)]
-        monitor.observe(**batch(rng, groups={"environment": labels}))
+    many = {"behavior_logprobs": np.full((65, TOKENS), -1.0), "old_logprobs": np.full((65, TOKENS), -1.0)}
     with pytest.raises(InvalidValue):
-        monitor.observe(**batch(rng, groups={"environment": ["one more"] * SEQUENCES}))
+        monitor.observe(**many, versions=0, trainer_version=0, groups={"environment": range(65)})
+    monitor.observe(**many, versions=0, trainer_version=0, groups={"environment": [0, *range(64)]})
     with pytest.raises(InvalidValue):
         monitor.observe(**batch(rng, groups={"length": ["long"] * SEQUENCES}))
 
