@@ -459,6 +459,32 @@ def test_detach_leaves_nothing_behind():
     assert trainer.step()[1]
 
 
+def test_detach_closes_the_monitor_that_attach_made_and_no_other(tmp_path):
+    trainer = GRPOTrainer()
+    for _ in range(2):
+        with attach(trainer, directory=tmp_path / "run"):
+            trainer.step()
+    theirs = Monitor(directory=tmp_path / "theirs")
+    attach(GRPOTrainer(), theirs).detach()
+    assert theirs.trigger_alert().state is State.QUARANTINE
+
+
+def test_a_trainer_that_is_refused_leaves_no_monitor_behind(tmp_path):
+    trainer = GRPOTrainer()
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(InvalidValue):
+        attach(trainer, directory=tmp_path)
+    Monitor(directory=tmp_path).close()
+
+
+def test_what_nobody_reports_is_not_kept():
+    trainer = GRPOTrainer()
+    watch = attach(trainer, report=False)
+    for _ in range(3):
+        trainer.step()
+    assert watch._window.take() == {}
+
+
 def test_a_second_watch_and_a_wrapper_on_top_are_refused():
     trainer = GRPOTrainer()
     watch = attach(trainer)
