@@ -16,7 +16,7 @@ from zerodrift.monitor.decision import Code, Gap, Reason, RewardView
 from zerodrift.monitor.gates import judge_gates
 from zerodrift.monitor.judge import WHOLE
 from zerodrift.monitor.labels import room_for
-from zerodrift.monitor.sight import hides_doubt, looked
+from zerodrift.monitor.sight import hides_doubt, is_seen, looked
 from zerodrift.monitor.state import MonitorState
 from zerodrift.monitor.tracks import Track
 
@@ -138,12 +138,12 @@ def decide(
             bad=bad,
             warned=bool(reasons),
             windows=config.consecutive_windows,
-            measured=bool(sums.mismatch.summary.count) and not hides_doubt(sums.sight, tracks),
+            measured=_is_seen(sums) and not hides_doubt(sums.sight, tracks),
         ),
         observed=state.observed + 1,
         bad=state.bad + bad,
         sight=sight.sight,
-        mismatch_seen=step if sums.mismatch.summary.count else state.mismatch_seen,
+        mismatch_seen=step if _is_seen(sums) else state.mismatch_seen,
         rewards=state.rewards.after(sums.rewards, sums.misbound, config.reward_baseline_window, bad=bad),
     )
     if not bad and after.baseline is None and sums.mismatch.summary.count:
@@ -192,15 +192,21 @@ def _started(state: MonitorState, cells: Mapping[str, CellSums]) -> dict[str, Tr
     }
 
 
+def _is_seen(sums: BatchSums) -> bool:
+    return is_seen(sums.mismatch.summary.count, sums.tokens)
+
+
 def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> list[Reason]:
     """Nobody could look at the engine for too long; of a first batch that is said at once, since whoever forgot to give
     versions would otherwise read OK a hundred times."""
     last = -1 if state.mismatch_seen is None else state.mismatch_seen
     late = step - last > interval or not state.observed
-    if sums.mismatch.summary.count or sums.trips or not sums.tokens or not late:
+    if _is_seen(sums) or sums.trips or not sums.tokens or not late:
         return []
     since = "yet" if state.mismatch_seen is None else f"since step {last}"
-    message = f"no mismatch could be measured {since}, so the engine is not judged: {sums.mismatch.why}"
+    shown = sums.mismatch.summary.count
+    why = f"only {shown:g} of {sums.tokens} tokens show one; re-score some" if shown else sums.mismatch.why
+    message = f"no mismatch could be measured {since}, so the engine is not judged: {why}"
     return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message, value=float(step - last))]
 
 

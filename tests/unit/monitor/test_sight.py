@@ -76,6 +76,35 @@ def test_it_is_named_again_after_it_was_seen(monitor):
     assert found == [(INTERVAL - 1, "replica=3"), (2 * INTERVAL + 1, "replica=3")]
 
 
+@pytest.mark.parametrize(("fresh", "named"), [(1, True), (2, True), (3, False), (30, False)])
+def test_a_handful_of_tokens_shows_nobody(monitor, fresh, named):
+    """Of a replica's 240 tokens 1 % are 2.4; the rest is of older weights, and 0.2 nats off."""
+
+    def given(step):
+        each = batch(step, old="3")
+        each["versions"] = np.repeat(np.array(each["versions"])[:, None], TOKENS, axis=1)
+        each["versions"][3, TOKENS - fresh :] = each["trainer_version"]
+        hidden = each["versions"] < each["trainer_version"]
+        each["behavior_logprobs"][hidden] -= 0.2
+        return each
+
+    found = told(monitor, range(2 * INTERVAL), given)
+    assert found == ([(INTERVAL - 1, "replica=3")] if named else [])
+
+
+def test_of_a_whole_batch_it_does_not_either(monitor):
+    def given(step):
+        each = batch(step, old="" if step < INTERVAL else "0123")
+        each["versions"] = np.repeat(np.array(each["versions"])[:, None], TOKENS, axis=1)
+        each["versions"][:4, -1] = each["trainer_version"]
+        return each
+
+    found = told(monitor, range(3 * INTERVAL), given)
+    assert found[0] == (2 * INTERVAL, "")
+    decision = monitor.observe(**given(3 * INTERVAL))
+    assert "4 of 960 tokens" in decision.reasons[0].message
+
+
 def test_a_sample_that_was_scored_again_shows_it(monitor):
     def given(step):
         each = batch(step, old="3")
