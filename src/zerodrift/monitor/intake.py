@@ -176,7 +176,8 @@ class Layout:
 
     def _flat(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         if self.ragged is not None:
-            rows = [host(name, row) for row in array] if array.dtype == object or array.ndim == 2 else []
+            several = array.ndim == 2 or (array.dtype == object and array.ndim == 1)
+            rows = [np.atleast_1d(host(name, row)) for row in array] if several else []
             if tuple(map(len, rows)) != self.ragged:
                 raise InvalidValue(
                     f"{name} has rows of other lengths than the first array; they must have one entry per token"
@@ -334,6 +335,9 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
                 limit=float(trainer_version),
             )
         )
+    if trips:
+        # Weights that there are none of have no age; and the difference of two such numbers may be no number of 64 bits.
+        return None, trips
     if made.size and made.strides[0]:
         falls = np.diff(made) < 0
         falls[np.cumsum(layout.counts[layout.counts > 0])[:-1] - 1] = False

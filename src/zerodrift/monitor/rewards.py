@@ -62,6 +62,10 @@ class Rewards(NamedTuple):
 def read(given: Any, outputs: Sequence[Output] | None, rows: int, kept: Ids) -> Rewards:
     """The values of sequences that have tokens, in their order."""
     bound = isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], BoundReward)
+    if outputs is not None and rows and not bound:
+        raise InvalidValue(
+            "outputs were given beside rewards that are bound to none, so nothing tells whose they are: bind them, or leave outputs out"
+        )
     values = _values(given, bound=bound)
     if values.shape != (rows,):
         raise InvalidValue(f"rewards have shape {values.shape} for {rows} sequences; give one per sequence")
@@ -83,7 +87,7 @@ def _values(given: Any, *, bound: bool) -> Floats:
         return np.asarray(
             [each.value for each in given] if bound else host("rewards", given), dtype=np.float64
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidValue(f"rewards cannot be read as numbers ({error})") from error
 
 

@@ -71,7 +71,13 @@ class StateFile:
     """The file of one monitor. Another that writes there too is found by what it left in the place of ours."""
 
     def __init__(self, path: Path) -> None:
-        """`read` comes first."""
+        """`read` comes first. Its folder is made, as a directory of a monitor is: a state that can never be written is refused now."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordError(
+                f"{path.parent} cannot be made ({error.strerror or error}); choose another path"
+            ) from error
         self._path, self._process = path, os.getpid()
         self._which: tuple[int, int] | None = None
         self._left = MonitorState()
