@@ -103,12 +103,7 @@ def decide(
     config = settings.config
     state, crowded = _with_room(state, sums, config.check_interval_steps)
     gated = judge_gates(sums, settings.gate, state.gate, config.consecutive_windows)
-    reasons = [
-        *_backwards(state, trainer_version),
-        *judge.levels(sums, config),
-        *gated.reasons,
-        *crowded,
-    ]
+    reasons = [*_backwards(state, trainer_version), *judge.levels(sums, config), *gated.reasons, *crowded]
     cells = {cell.key: cell for cell in sums.cells}
     tracks = {**state.tracks, **_started(state, cells)}
     charted = judge.charts(cells, tracks, config.consecutive_windows)
