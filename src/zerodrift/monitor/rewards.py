@@ -29,6 +29,8 @@ TEST_P = 1e-3
 """Of the distribution, asked every `check_interval_steps`."""
 LEAST = 20
 """Values on either side."""
+LARGEST = 1e150
+"""Of a reward: squares of larger ones are no numbers any more, so that no state could hold their spread."""
 
 
 class Output(NamedTuple):
@@ -74,8 +76,9 @@ def read(given: Any, outputs: Sequence[Output] | None, rows: int, kept: Ids) -> 
     if misbound:
         message = f"{misbound} rewards were given for other outputs (id or digest differ); they are refused"
         trips = (Reason(code=Code.REWARD_MISBOUND, message=message, value=float(misbound)),)
-    if not np.isfinite(values).all():
-        message = f"{int((~np.isfinite(values)).sum())} rewards are not finite"
+    usable = np.abs(values) <= LARGEST
+    if not usable.all():
+        message = f"{int((~usable).sum())} rewards are not finite, or beyond {LARGEST:g}"
         return Rewards(np.zeros(0), (*trips, Reason(code=Code.REWARD_NOT_FINITE, message=message)), misbound)
     return Rewards(np.zeros(0) if misbound else values[kept], trips, misbound)
 

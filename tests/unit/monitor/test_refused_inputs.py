@@ -357,6 +357,14 @@ def test_a_tensor_of_64_bits_keeps_them():
     assert found.mismatch.mean_abs == pytest.approx(1e-12, rel=1e-2, abs=0)
 
 
+@pytest.mark.parametrize("reward", [1e308, -1e200, float("inf"), float("nan")])
+def test_rewards_that_no_state_could_hold_trip(tmp_path, reward):
+    groups = {"prompt": [place // 8 for place in range(ROWS)]}
+    monitor = Monitor(path=tmp_path / "monitor.json")
+    found = monitor.observe(**batch(), rewards=[reward] * ROWS, groups=groups)
+    assert [reason.code for reason in found.reasons if reason.bad] == [Code.REWARD_NOT_FINITE]
+
+
 def test_places_that_cannot_be_written_are_refused_at_once_and_a_missing_folder_is_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RecordError):

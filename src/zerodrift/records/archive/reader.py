@@ -144,7 +144,7 @@ class ArchiveReader:
             if piece not in segments:
                 yield f"{SEGMENTS}/{piece}{SEGMENT}: it is in no index yet"
         for path in sorted((self._directory / JOURNALS).glob(f"*{DAMAGED}")):
-            yield f"{JOURNALS}/{path.name}: set aside by a recovery, because it was damaged"
+            yield f"{JOURNALS}/{path.name}: set aside, because it was damaged"
 
     def _located(self, entry: Entry) -> Location:
         location = self._index.locate(entry.batch)
