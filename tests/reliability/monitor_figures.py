@@ -7,6 +7,7 @@
     python tests/reliability/monitor_figures.py moods        # 200 healthy steps whose batches differ by 6 %
     python tests/reliability/monitor_figures.py small [N]    # N trainings of 1,000 healthy steps of four prompts each
     python tests/reliability/monitor_figures.py uneven [N]   # N streams whose sequences differ more: delays of x1.1 on one replica
+    python tests/reliability/monitor_figures.py ramps [N]    # N streams each of slow ramps: how far they get until a batch is kept back
     python tests/reliability/monitor_figures.py warm-up      # how well so many tokens know the level that all else is held against
 
 What it costs is in `monitor_cost.py`. `test_monitor.py` holds all of them to their limits.
@@ -266,6 +267,38 @@ def _highest(state: MonitorState) -> float:
     return max((chart.cusum.score for track in state.tracks.values() for chart in track.charts), default=0.0)
 
 
+SLOW = (0.001, 0.0015, 0.002, 0.0025, 0.003)
+STEADY = replace(TRAINING, sharp=(1.5, 1.5), rounding=(0.012, 0.012))
+"""A policy that stands still, so that the ramp is all that grows, and far enough below the gates."""
+FAR = 1.6
+"""Times the level at the start: beyond 1.5 the monitor asks for a canary."""
+
+
+def ramps(count: int) -> Iterator[str]:
+    """With replicas told apart, and without."""
+    yield "| a version | growth when a batch is kept back, eight replicas | without replica labels |\n|---|---|---|"
+    for rate in SLOW:
+        told = [
+            ", ".join(_until_kept_back(rate, seed, replicas=replicas) for seed in range(100, 100 + count))
+            for replicas in (True, False)
+        ]
+        yield f"| {100 * rate:g} % | {told[0]} | {told[1]} |"
+
+
+def _until_kept_back(rate: float, seed: int, *, replicas: bool) -> str:
+    rng, monitor, times, step = np.random.default_rng(seed), Monitor(CONFIG), 1.0, 0
+    while times < FAR:
+        given = scaled(times)(batch(STEADY, step, rng)).arguments()
+        if not replicas:
+            del given["groups"]["replica"]
+        found = monitor.observe(**given)
+        if not found.train:
+            return f"{times:.2f}"
+        step += 1
+        times = (1 + rate) ** max(0, step - SINCE)
+    return "not"
+
+
 TINY = replace(TRAINING, prompts=4, samples=1, replicas=1, length=(5, 5))
 """Twenty tokens a step."""
 
@@ -295,6 +328,7 @@ def main(words: list[str]) -> None:
         "honest": lambda: trainings(int(words[1]) if len(words) > 1 else 1),
         "moods": moods,
         "uneven": lambda: uneven(int(words[1]) if len(words) > 1 else 4),
+        "ramps": lambda: ramps(int(words[1]) if len(words) > 1 else 1),
         "warm-up": warm_up,
         "small": lambda: small(int(words[1]) if len(words) > 1 else 1),
     }[words[0]]()

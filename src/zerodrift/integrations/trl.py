@@ -11,6 +11,7 @@ nothing but such batches its gradients are removed, since momentum and weight de
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,7 @@ def attach(
     """Judge every batch of `trainer`, log through its `report_to`, keep back what is bad, stop at a halt.
 
     `directory`: where the default monitor writes what `zerodrift view` shows, bad batches included; `archive`: those alone.
-    Give your own `monitor` its own. `sinks` get every decision, and
-    are closed by `detach`.
+    Give your own `monitor` its own. `sinks` get every decision; they, and the default monitor, are closed by `detach`.
     """
     check_trainer(trainer)
     if monitor is not None and (archive is not None or directory is not None):
@@ -75,6 +75,7 @@ def attach(
         raise InvalidValue(f"this trainer is being watched already ({', '.join(taken)}); detach that first")
     check_generation(trainer)
     accelerator = trainer.accelerator
+    owned = monitor is None
     if monitor is None:
         many = accelerator.num_processes > 1
         if many and isinstance(archive, str | Path):
@@ -85,8 +86,12 @@ def attach(
         monitor = Monitor(
             directory=directory, archive=archive, gather=gather_of(accelerator) if many else None
         )
-    check_quarantine(trainer, monitor)
-    return Watch(trainer, monitor, Sinks(sinks if accelerator.is_main_process else ()), report=report)
+    with ExitStack() as undo:
+        if owned:
+            undo.callback(monitor.close)
+        check_quarantine(trainer, monitor)
+        told = Sinks(sinks if accelerator.is_main_process else ())
+        return Watch(trainer, monitor, told, report=report, held=undo.pop_all())
 
 
 def gather_of(accelerator: Any) -> Gather:
@@ -105,9 +110,11 @@ def gather_of(accelerator: Any) -> Gather:
 class Watch:
     """An attached monitor; `detach` (or leaving its `with`) puts the trainer back as it was."""
 
-    def __init__(self, trainer: Any, monitor: Monitor, sinks: Sinks, *, report: bool) -> None:
-        """By `attach`, which has checked the trainer."""
-        self.trainer, self.monitor, self._sinks = trainer, monitor, sinks
+    def __init__(
+        self, trainer: Any, monitor: Monitor, sinks: Sinks, *, report: bool, held: ExitStack
+    ) -> None:
+        """By `attach`, which has checked the trainer. `held`: what `detach` lets go of."""
+        self.trainer, self.monitor, self._sinks, self._held = trainer, monitor, sinks, held
         self.last: Decision | None = None
         """The last decision."""
         self.kept_back = 0
@@ -123,6 +130,7 @@ class Watch:
         self._replace("_calculate_rewards", self._with_rewards)
         if generates_itself(trainer):
             self._replace("_generate_single_turn", self._with_logprobs)
+        self._reports = report
         if report:
             self._replace("log", self._with_metrics)
         self._callback = _Control(self)
@@ -153,6 +161,7 @@ class Watch:
         if self._replaced:
             self.trainer.remove_callback(self._callback)
             self._sinks.close()
+            self._held.close()
         self._replaced = {}
 
     # --- what is called in place of the trainer's own ----------------------------------------------------------------
@@ -203,22 +212,22 @@ class Watch:
         self._sinks.emit(decision)
         own["seconds"] = time.perf_counter() - began
         own["sink_failures"] = self._sinks.failures
-        self._window.add(
-            {
-                **metrics_of(decision),
-                **_as_trl(decision),
-                **{PREFIX + name: value for name, value in own.items()},
-            }
-        )
+        if self._reports:
+            named = {PREFIX + name: value for name, value in own.items()}
+            self._window.add({**metrics_of(decision), **_as_trl(decision), **named})
 
     def _step(self) -> int:
         """The trainer's global_step; where it generates several times within one, steps count generations."""
         now = int(self.trainer.state.global_step)
-        every: int = self.trainer.args.steps_per_generation * self.trainer.num_iterations
-        per_step: int = max(1, self.trainer.args.gradient_accumulation_steps // every)
         place = self._of_step[1] + 1 if self._of_step[0] == now else 0
         self._of_step = (now, place)
-        return now * per_step + place
+        return now * self._most_generations + place
+
+    @property
+    def _most_generations(self) -> int:
+        """Within one global_step. Where some have fewer, numbers are left out; none comes twice."""
+        every: int = self.trainer.args.steps_per_generation * self.trainer.num_iterations
+        return -(-int(self.trainer.args.gradient_accumulation_steps) // every)
 
     def _worst(self, decision: Decision) -> int:
         """Of all ranks: a batch is trained on by all or by none."""
@@ -246,11 +255,12 @@ class Watch:
         """A training that goes on from a checkpoint, or begins anew, has steps that were there before."""
         seen, now = self.monitor.remembered.step, int(self.trainer.state.global_step)
         self._of_step, self._trained, self._level = (-1, 0), False, LEVELS[State.OK]
-        if seen is not None and seen >= now:
+        first = now * self._most_generations
+        if seen is not None and seen >= first:
             logger.warning(
-                "the monitor has seen step %d and training goes on at %d: it is set back", seen, now
+                "the monitor has seen step %d and training goes on at %d: it is set back", seen, first
             )
-            self.monitor.rewind(now - 1, None)
+            self.monitor.rewind(first - 1, None)
 
     def micro_batch(self) -> None:
         """One more was added to the gradients; it is of the last batch that was generated."""

@@ -84,9 +84,10 @@ def prompts_of(output: Mapping[str, Any]) -> list[list[int]]:
 
 def versions_of(trainer: Any, inputs: Sequence[Mapping[str, Any]], width: int) -> Any:
     """What a rollout_func says; else what TRL believes: the step at which it last loaded weights, or the one of now."""
-    told = [row.get(VERSION_FIELD) for row in inputs]
-    if any(each is not None for each in told):
-        # One that is missing stays None, which the monitor calls unknown.
+    if any(VERSION_FIELD in row for row in inputs):
+        # One that is missing stays None, which the monitor calls unknown, and so do all of them where a rollout_func knows none:
+        # its server was started anew, and holds anything but the newest weights.
+        told = [row.get(VERSION_FIELD) for row in inputs]
         return [_padded(each, width) if isinstance(each, list | tuple) else each for each in told]
     return int(trainer._last_loaded_step if trainer.use_vllm else trainer.state.global_step)  # noqa: SLF001
 

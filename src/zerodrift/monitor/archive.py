@@ -150,7 +150,7 @@ def rollouts_of(step: int, decision: Decision, given: Mapping[str, Any]) -> Arch
     )
     return rows.batch(
         step=step,
-        state=BatchState(decision.state.lower()),
+        state=BatchState(decision.would_be.lower()),
         reasons=tuple(reason.message for reason in decision.reasons),
         trainer_version=given.get("trainer_version"),
     )

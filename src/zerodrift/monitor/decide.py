@@ -1,6 +1,5 @@
 """One step of the monitor as a function: the state before, the sums of a batch, and out come reasons and the state after."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,9 +14,9 @@ from zerodrift.monitor.batch import BatchSums
 from zerodrift.monitor.cells import ALL, EXCHANGEABLE, REPLICA, CellSums, Expected
 from zerodrift.monitor.decision import Code, Gap, Reason, RewardView
 from zerodrift.monitor.gates import judge_gates
-from zerodrift.monitor.groups import check_count
 from zerodrift.monitor.judge import WHOLE
-from zerodrift.monitor.sight import hides_doubt, looked
+from zerodrift.monitor.labels import room_for
+from zerodrift.monitor.sight import hides_doubt, is_seen, looked
 from zerodrift.monitor.state import MonitorState
 from zerodrift.monitor.tracks import Track
 
@@ -52,16 +51,36 @@ def expected(state: MonitorState, key: str) -> Expected:
     return whole.expected if whole is not None else Expected(bias, 1.0)
 
 
-def check_labels(state: MonitorState, sums: BatchSums) -> None:
+def _with_room(
+    state: MonitorState, sums: BatchSums, interval: int
+) -> tuple[MonitorState, tuple[Reason, ...]]:
     """Memory is constant, whatever ranks and steps together name."""
-    keys = {*state.tracks, *state.sight.hidden, *state.sight.behind, *(each.where for each in sums.sight)}
-    for kind, labels in Counter(key.partition("=")[0] for key in keys).items():
-        check_count(kind, labels)
+    sight = state.sight
+    known = {*state.tracks, *sight.hidden, *sight.behind} - {""}
+    batch = {each.where for each in sums.sight if each.where}
+    labels, gone, reasons = room_for(state.labels, known, batch, state.observed, interval)
+    if gone:
+        kept = {
+            name: {key: value for key, value in getattr(sight, name).items() if key not in gone}
+            for name in ("hidden", "behind")
+        }
+        sight = msgspec.structs.replace(sight, **kept)
+        tracks = {key: track for key, track in state.tracks.items() if key not in gone}
+        state = msgspec.structs.replace(state, tracks=tracks, sight=sight)
+    return msgspec.structs.replace(state, labels=labels), reasons
 
 
 def with_baseline(state: MonitorState, baseline: Baseline) -> MonitorState:
-    """A new one; cells keep how they differ from the whole."""
-    tracks = {**state.tracks, WHOLE: Track.start(ALL, Expected(baseline.bias, 1.0))}
+    """A new one. How far a cell was from the old curve says nothing of the new one, so cells of their own learn anew where
+    they stand; those in alarm do not, since a fault would become their place, nor do replicas, which are held against the whole."""
+    whole = state.tracks.get(WHOLE)
+    was = Expected(0.0, 1.0) if whole is None else whole.expected
+    tracks = {
+        key: track.moved(was, baseline.bias)
+        for key, track in state.tracks.items()
+        if key.partition("=")[0] in EXCHANGEABLE or track.alarmed
+    }
+    tracks[WHOLE] = Track.start(ALL, Expected(baseline.bias, 1.0))
     return msgspec.structs.replace(state, baseline=baseline, tracks=tracks)
 
 
@@ -82,12 +101,9 @@ def decide(
 ) -> Outcome:
     """Judge the batch, move the breaker, and follow the policy if the batch was good."""
     config = settings.config
+    state, crowded = _with_room(state, sums, config.check_interval_steps)
     gated = judge_gates(sums, settings.gate, state.gate, config.consecutive_windows)
-    reasons = [
-        *_backwards(state, trainer_version),
-        *judge.levels(sums, config),
-        *gated.reasons,
-    ]
+    reasons = [*_backwards(state, trainer_version), *judge.levels(sums, config), *gated.reasons, *crowded]
     cells = {cell.key: cell for cell in sums.cells}
     tracks = {**state.tracks, **_started(state, cells)}
     charted = judge.charts(cells, tracks, config.consecutive_windows)
@@ -117,12 +133,12 @@ def decide(
             bad=bad,
             warned=bool(reasons),
             windows=config.consecutive_windows,
-            measured=bool(sums.mismatch.summary.count) and not hides_doubt(sums.sight, tracks),
+            measured=_is_seen(sums) and not hides_doubt(sums.sight, tracks),
         ),
         observed=state.observed + 1,
         bad=state.bad + bad,
         sight=sight.sight,
-        mismatch_seen=step if sums.mismatch.summary.count else state.mismatch_seen,
+        mismatch_seen=step if _is_seen(sums) else state.mismatch_seen,
         rewards=state.rewards.after(sums.rewards, sums.misbound, config.reward_baseline_window, bad=bad),
     )
     if not bad and after.baseline is None and sums.mismatch.summary.count:
@@ -171,15 +187,21 @@ def _started(state: MonitorState, cells: Mapping[str, CellSums]) -> dict[str, Tr
     }
 
 
+def _is_seen(sums: BatchSums) -> bool:
+    return is_seen(sums.mismatch.summary.count, sums.tokens)
+
+
 def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> list[Reason]:
     """Nobody could look at the engine for too long; of a first batch that is said at once, since whoever forgot to give
     versions would otherwise read OK a hundred times."""
     last = -1 if state.mismatch_seen is None else state.mismatch_seen
     late = step - last > interval or not state.observed
-    if sums.mismatch.summary.count or sums.trips or not sums.tokens or not late:
+    if _is_seen(sums) or sums.trips or not sums.tokens or not late:
         return []
     since = "yet" if state.mismatch_seen is None else f"since step {last}"
-    message = f"no mismatch could be measured {since}, so the engine is not judged: {sums.mismatch.why}"
+    shown = sums.mismatch.summary.count
+    why = f"only {shown:g} of {sums.tokens} tokens show one; re-score some" if shown else sums.mismatch.why
+    message = f"no mismatch could be measured {since}, so the engine is not judged: {why}"
     return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message, value=float(step - last))]
 
 

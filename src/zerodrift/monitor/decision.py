@@ -234,6 +234,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.state in {State.OK, State.WARN}
 
     @property
+    def bad(self) -> bool:
+        """Whether somebody should look at this batch, trained on or not: it is archived where the breaker is off, too."""
+        return not self.train or any(reason.bad for reason in self.reasons)
+
+    @property
     def gap(self) -> Gap | None:
         """The gap that the first bad reason names."""
         return next((reason.gap for reason in self.reasons if reason.bad), None)

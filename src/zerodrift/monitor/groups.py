@@ -12,8 +12,7 @@ UNIT = "prompt"
 RESERVED = frozenset({"all", "log p", "position", "length", "lag"})
 """Kinds that every batch has by itself."""
 MOST_LABELS = 64
-"""Of one kind. Memory is constant, and an id per sequence is no group."""
-
+"""Of one kind, at a time. Memory is constant, and an id per sequence is no group."""
 MOST_BYTES = 256
 """Of a label: it names something, in messages and in every state that is written."""
 
@@ -38,9 +37,11 @@ def labels_of(groups: Any, rows: int, kept: Ids) -> dict[str, tuple[str, ...]]:
 
 
 def check_count(kind: str, labels: int) -> None:
-    """So many of a kind over the whole training, of all ranks together."""
+    """So many of a kind in one batch, of all ranks together."""
     if labels > MOST_LABELS and kind != UNIT and kind not in RESERVED:
-        raise InvalidValue(f"{kind} has had {labels} labels; at most {MOST_LABELS} can be watched one by one")
+        raise InvalidValue(
+            f"{kind} has {labels} labels in one batch; at most {MOST_LABELS} can be watched one by one"
+        )
 
 
 def _check_kind(kind: str) -> None:

@@ -19,7 +19,7 @@ def host(name: str, value: Any) -> NDArray[Any]:
     for method in ("detach", "float", "cpu"):
         # bf16 has no numpy type, so a tensor is widened before it leaves its framework.
         call = getattr(value, method, None)
-        if call is not None and (method != "float" or "float" in str(getattr(value, "dtype", ""))):
+        if call is not None and (method != "float" or _is_narrow(value)):
             try:
                 value = call()
             except RuntimeError as error:
@@ -35,6 +35,12 @@ def host(name: str, value: Any) -> NDArray[Any]:
         raise InvalidValue(
             f"{name} cannot be read as an array ({error}); give a tensor, an array or lists"
         ) from error
+
+
+def _is_narrow(tensor: Any) -> bool:
+    """Of a floating type that has fewer bits than float32; one that has more keeps them."""
+    kind = str(getattr(tensor, "dtype", "")).rpartition(".")[2]
+    return "float" in kind and kind not in {"float32", "float64"}
 
 
 def _ragged(name: str, rows: Sequence[Any]) -> NDArray[Any]:

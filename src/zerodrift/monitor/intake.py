@@ -176,7 +176,8 @@ class Layout:
 
     def _flat(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         if self.ragged is not None:
-            rows = [host(name, row) for row in array] if array.dtype == object or array.ndim == 2 else []
+            several = array.ndim == 2 or (array.dtype == object and array.ndim == 1)
+            rows = [np.atleast_1d(host(name, row)) for row in array] if several else []
             if tuple(map(len, rows)) != self.ragged:
                 raise InvalidValue(
                     f"{name} has rows of other lengths than the first array; they must have one entry per token"
@@ -193,9 +194,16 @@ class Layout:
         flat = self._flat(name, array)
         return flat if self.chosen is None else flat[self.chosen.ravel()]
 
+    def _whole_rows(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """A row that is None among rows of numbers, as a row of missing ones."""
+        if not _is_rows(array) or all(row is not None for row in array):
+            return array
+        rows = _without_holes(name, array, {}, self.given)
+        return rows if self.ragged is not None or len(set(map(len, rows))) > 1 else np.stack(list(rows))
+
     def per_token(self, name: str, value: Any) -> NDArray[Any]:
         """One number for all, one per sequence or one per token, as one per token."""
-        array = host(name, value)
+        array = self._whole_rows(name, host(name, value))
         if array.ndim == 0:
             return np.broadcast_to(array, (int(self.counts.sum()),))
         single = array.dtype != object or not any(hasattr(each, "__len__") for each in array)
@@ -327,6 +335,9 @@ def _lag(layout: Layout, versions: Any, trainer_version: int | None) -> tuple[Id
                 limit=float(trainer_version),
             )
         )
+    if trips:
+        # Weights that there are none of have no age; and the difference of two such numbers may be no number of 64 bits.
+        return None, trips
     if made.size and made.strides[0]:
         falls = np.diff(made) < 0
         falls[np.cumsum(layout.counts[layout.counts > 0])[:-1] - 1] = False

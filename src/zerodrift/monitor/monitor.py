@@ -33,7 +33,6 @@ from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
     Settings,
-    check_labels,
     decide,
     expected,
     is_probe_due,
@@ -44,6 +43,7 @@ from zerodrift.monitor.decision import Code, Decision, Reason, RewardView, State
 from zerodrift.monitor.directory import MonitorDirectory
 from zerodrift.monitor.intake import LOGPROBS, tokens_of
 from zerodrift.monitor.judge import WHOLE
+from zerodrift.monitor.labels import check_batch
 from zerodrift.monitor.numbers import counted, number
 from zerodrift.monitor.ranks import Gather, Read, over_ranks
 from zerodrift.monitor.report import decision_of
@@ -79,8 +79,8 @@ class Monitor:
         """Everything is optional; see docs/monitor.md for what each adds.
 
         `directory`: for steps, state and archive at once, what `zerodrift view` shows. `baseline`: a canary's (`of_canary`),
-        an audit's verdict, or the directory of an audit. `path`: where the state is kept. `gather`: gives everybody's bytes for one's own. `archive`: a directory, or anything with `append`, for batches that are
-        not trained on and one of `healthy_every` others.
+        an audit's verdict, or the directory of an audit. `path`: where the state is kept. `gather`: gives everybody's bytes for
+        one's own. `archive`: a directory, or anything with `append`, for bad batches and one of `healthy_every` others.
         """
         require.whole(
             InvalidValue, "healthy_every", healthy_every, "one of so many healthy batches is archived", 1
@@ -113,7 +113,8 @@ class Monitor:
                 # One that the caller opened is the caller's to close.
                 undo.enter_context(self._archive)
             self._held = undo.pop_all()
-        self._was, self._closed = self._state.breaker.state, False
+        # Of a process that starts in a halt nobody knows whether its actions ran: the one before was killed, maybe.
+        self._was, self._closed = State.OK, False
         self.last: Decision | None = None
         """The last decision, also of a call that raised because it could not be recorded."""
 
@@ -169,7 +170,7 @@ class Monitor:
                 state, found = over_ranks(
                     self._gather, self._settings, self._state, partial(self._read, given)
                 )
-            check_labels(state, found.sums)
+            check_batch(each.where for each in found.sums.sight)
         except Exception:
             self._state = msgspec.structs.replace(self._state, refused=self._state.refused + 1)
             raise
@@ -226,13 +227,7 @@ class Monitor:
 
     # --- committing --------------------------------------------------------------------------------------------------
 
-    def _commit(
-        self,
-        step: int,
-        sums: BatchSums,
-        outcome: Outcome,
-        given: Mapping[str, Any],
-    ) -> Decision:
+    def _commit(self, step: int, sums: BatchSums, outcome: Outcome, given: Mapping[str, Any]) -> Decision:
         """State on the disk first, then the archive, then actions: what is killed in between stays halted."""
         self._state, writes = outcome.state, Writes()
         decision = decision_of(
@@ -263,7 +258,7 @@ class Monitor:
         """What the archive could not take is said; a batch that trips must not raise for the very thing it trips by."""
         sampled = self._state.observed % self._healthy_every == 0
         archive = self._archive_of(given)
-        if archive is None or "completion_ids" not in given or (decision.train and not sampled):
+        if archive is None or "completion_ids" not in given or not (decision.bad or sampled):
             return ()
         batch, without = keepable(decision.step, decision, given)
         if batch is not None:
@@ -384,7 +379,8 @@ class Monitor:
         """Be as after an earlier step (`remembered`, kept then): what was judged later is forgotten, and shown no more."""
         self._check_open()
         require.instance(InvalidValue, "state", state, MonitorState)
-        self._state, self._was = state, state.breaker.state
+        self._was = self._was if state.breaker.state is State.HALT else state.breaker.state
+        self._state = state
         self._write()
         if self._directory is not None:
             self._directory.forget_after(-1 if state.step is None else state.step)

@@ -23,8 +23,8 @@ def number(name: str, value: Any) -> float:
     """One number, also out of a tensor of one; what is not finite is judged, not refused."""
     try:
         found = None if isinstance(value, str | bytes | bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = None
     if found is None:
-        raise InvalidValue(f"{name} is {value!r}; give one number")
+        raise InvalidValue(f"{name} is {value!r:.80}; give one number")
     return found

@@ -29,6 +29,8 @@ TEST_P = 1e-3
 """Of the distribution, asked every `check_interval_steps`."""
 LEAST = 20
 """Values on either side."""
+LARGEST = 1e150
+"""Of a reward: squares of larger ones are no numbers any more, so that no state could hold their spread."""
 
 
 class Output(NamedTuple):
@@ -62,6 +64,10 @@ class Rewards(NamedTuple):
 def read(given: Any, outputs: Sequence[Output] | None, rows: int, kept: Ids) -> Rewards:
     """The values of sequences that have tokens, in their order."""
     bound = isinstance(given, Sequence) and len(given) > 0 and isinstance(given[0], BoundReward)
+    if outputs is not None and rows and not bound:
+        raise InvalidValue(
+            "outputs were given beside rewards that are bound to none, so nothing tells whose they are: bind them, or leave outputs out"
+        )
     values = _values(given, bound=bound)
     if values.shape != (rows,):
         raise InvalidValue(f"rewards have shape {values.shape} for {rows} sequences; give one per sequence")
@@ -70,8 +76,9 @@ def read(given: Any, outputs: Sequence[Output] | None, rows: int, kept: Ids) -> 
     if misbound:
         message = f"{misbound} rewards were given for other outputs (id or digest differ); they are refused"
         trips = (Reason(code=Code.REWARD_MISBOUND, message=message, value=float(misbound)),)
-    if not np.isfinite(values).all():
-        message = f"{int((~np.isfinite(values)).sum())} rewards are not finite"
+    usable = np.abs(values) <= LARGEST
+    if not usable.all():
+        message = f"{int((~usable).sum())} rewards are not finite, or beyond {LARGEST:g}"
         return Rewards(np.zeros(0), (*trips, Reason(code=Code.REWARD_NOT_FINITE, message=message)), misbound)
     return Rewards(np.zeros(0) if misbound else values[kept], trips, misbound)
 
@@ -83,7 +90,7 @@ def _values(given: Any, *, bound: bool) -> Floats:
         return np.asarray(
             [each.value for each in given] if bound else host("rewards", given), dtype=np.float64
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidValue(f"rewards cannot be read as numbers ({error})") from error
 
 

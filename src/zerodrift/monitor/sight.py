@@ -26,6 +26,9 @@ from zerodrift.stats.arrays import Ids
 
 MOST_NAMED = 12
 """In one decision; the others have their turn in the next."""
+LEAST_SHOWN = 0.01
+"""Of the tokens, to have been looked at: of 20,000 a step they are the 200 that a gate is asked of. Whoever scores one sequence of
+a hundred again looks; the last token of a few sequences, fresh by chance while all others are of older weights, shows nobody."""
 
 
 class LabelSeen(msgspec.Struct, frozen=True, array_like=True):
@@ -38,6 +41,11 @@ class LabelSeen(msgspec.Struct, frozen=True, array_like=True):
     freshest: int | None = None
     """Versions that its youngest token is old; None where versions are unknown."""
 
+    @property
+    def seen(self) -> bool:
+        """Whether enough of them do."""
+        return is_seen(self.shown, self.tokens)
+
     def __add__(self, other: "LabelSeen") -> "LabelSeen":
         """Both."""
         known = [each.freshest for each in (self, other) if each.freshest is not None]
@@ -47,7 +55,7 @@ class LabelSeen(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Batches in a row in which a label had tokens, and none that showed a mismatch."""
+    """Batches in a row in which a label had tokens, and too few that showed a mismatch."""
 
     since: int
     """Step of the first."""
@@ -74,6 +82,11 @@ class Looked(NamedTuple):
 
     reasons: list[Reason]
     sight: Sight
+
+
+def is_seen(shown: float, tokens: int) -> bool:
+    """Whether a mismatch that so many tokens show was looked at."""
+    return shown > 0 and shown >= LEAST_SHOWN * tokens
 
 
 def seen_of(tokens: Tokens, counted: Counted | None) -> tuple[LabelSeen, ...]:
@@ -127,11 +140,11 @@ def _hidden(
 ) -> tuple[dict[str, Spell], list[Reason]]:
     after, reasons = dict(before), list[Reason]()
     # Where nothing shows at all, that is said of the whole, and not of each part of it.
-    blind = not any(each.shown for each in seen)
+    blind = not any(each.seen for each in seen)
     for each in seen:
         if not each.where or not each.tokens:
             continue
-        if each.shown:
+        if each.seen:
             after.pop(each.where, None)
             continue
         spell = after.get(each.where, Spell(since=step))
@@ -146,7 +159,7 @@ def _hidden(
 def _not_observed(where: str, spell: Spell) -> Reason:
     message = (
         f"no mismatch of {where} could be measured in {spell.batches} batches, since step {spell.since}, and it is not judged: "
-        "its tokens are all of older weights; re-score some under their own (rescored_logprobs)"
+        f"all its tokens, or all but {LEAST_SHOWN:.0%}, are of older weights; re-score some under their own (rescored_logprobs)"
     )
     return Reason(
         code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, where=where, value=float(spell.batches), message=message
@@ -191,7 +204,7 @@ def _old(where: str, age: int) -> Reason:
 def hides_doubt(seen: tuple[LabelSeen, ...], tracks: Mapping[str, Track]) -> bool:
     """A cell whose chart has tripped is in this batch, and none of it shows: the others say nothing of it."""
     return any(
-        each.tokens and not each.shown and any(chart.tripped for chart in tracks[each.where].charts)
+        each.tokens and not each.seen and any(chart.tripped for chart in tracks[each.where].charts)
         for each in seen
         if each.where in tracks
     )

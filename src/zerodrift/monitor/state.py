@@ -10,6 +10,7 @@ from zerodrift.core.errors import ArchiveLocked, RecordError
 from zerodrift.core.frozen import freeze
 from zerodrift.monitor.baseline import Baseline, WarmUp
 from zerodrift.monitor.breaker import Breaker
+from zerodrift.monitor.labels import Labels
 from zerodrift.monitor.rewards import RewardWindow
 from zerodrift.monitor.scalar import ScalarTrack
 from zerodrift.monitor.sight import Sight
@@ -42,6 +43,7 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mismatch_seen: int | None = None
     """The last step at which a mismatch could be measured."""
     sight: Sight = Sight()
+    labels: Labels = Labels()
 
     def __post_init__(self) -> None:
         """What was remembered stays."""
@@ -69,7 +71,13 @@ class StateFile:
     """The file of one monitor. Another that writes there too is found by what it left in the place of ours."""
 
     def __init__(self, path: Path) -> None:
-        """`read` comes first."""
+        """`read` comes first. Its folder is made, as a directory of a monitor is: a state that can never be written is refused now."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordError(
+                f"{path.parent} cannot be made ({error.strerror or error}); choose another path"
+            ) from error
         self._path, self._process = path, os.getpid()
         self._which: tuple[int, int] | None = None
         self._left = MonitorState()

@@ -21,7 +21,7 @@ OWN_ALLOWANCE = 1.0
 batch's standard deviation and lasts, where k = 0.5 suits cells that are held against the whole."""
 RATE = 0.003
 """Most that a level follows for each version of the weights: 0.3 %, or that share of |Δ| for a bias. A mismatch that
-doubles with the policy over 230 steps can be followed, one that does so in 50 cannot."""
+doubles with the policy over 350 steps is followed, since what is followed lags by 1 / GAIN versions; one that does so in 230 is not."""
 GAIN = 0.1
 WARM_UP = 10
 """Batches in which a cell of its own learns where it stands; the whole watches over it meanwhile."""
@@ -120,6 +120,19 @@ class Track(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def in_doubt(self) -> bool:
         """Half way to a warning: too little to say so, and enough not to learn from it."""
         return any(chart.cusum.score >= WARN / 2 for chart in self.charts)
+
+    @property
+    def alarmed(self) -> bool:
+        """A warning or more, until enough good batches have followed: nothing is learned from a cell like that."""
+        return any(chart.tripped or chart.cusum.score >= WARN for chart in self.charts)
+
+    def moved(self, whole: Expected, bias: float) -> "Track":
+        """The same place beside the whole and the same evidence, under a baseline of that `bias` where the whole is at 1."""
+        place = {
+            "bias": self.bias - whole.bias + bias,
+            "log_factor": self.log_factor - math.log(whole.factor),
+        }
+        return msgspec.structs.replace(self, **place)
 
     def judged(self, cell: CellSums) -> bool:
         """Whether a batch of this cell goes into the charts."""

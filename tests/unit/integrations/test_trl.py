@@ -298,19 +298,34 @@ def test_old_weights_that_are_said_are_no_mismatch():
     assert trainer.logged[0]["zerodrift/mismatch/observable"] == 0
 
 
-def test_a_version_that_is_missing_is_unknown_and_not_the_newest(tmp_path):
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param({0: 0}, id="one is told"),
+        pytest.param(dict.fromkeys(range(ROWS)), id="all are None"),
+        pytest.param({0: None, **dict.fromkeys(range(1, ROWS), 0)}, id="one is None"),
+        pytest.param({0: None, **dict.fromkeys(range(1, ROWS), [0] * 15)}, id="one row of tokens is None"),
+        pytest.param(dict.fromkeys(range(ROWS), [0] * 14 + [None]), id="one token is None"),
+    ],
+)
+def test_a_version_that_is_missing_is_unknown_and_not_the_newest(tmp_path, told):
     trainer = GRPOTrainer()
     original = trainer._generate_and_score_completions
 
     def some(inputs):
         output = original(inputs)
-        inputs[0]["weight_version"] = 0
+        for place, version in told.items():
+            inputs[place]["weight_version"] = version
         return output
 
     trainer._generate_and_score_completions = some
     watch = attach(trainer, archive=tmp_path)
     trainer.step()
     assert {reason.code for reason in watch.last.reasons if reason.bad} == {"version-unknown"}
+    assert watch.kept_back == 1
+    with ArchiveReader(tmp_path) as archive:
+        (entry,) = archive.entries()
+        assert len(archive.read(entry).rollouts) == ROWS
 
 
 def test_completions_that_were_masked_do_not_stand_in_the_way(tmp_path):
@@ -381,6 +396,49 @@ def test_a_training_that_begins_again_is_followed(caplog):
     assert watch.last.step == 1
 
 
+@pytest.mark.parametrize(
+    ("accumulated", "per_generation", "iterations", "steps"),
+    [
+        (1, 1, 1, [0, 1, 2, 3, 4, 5]),
+        (2, 2, 2, [0, 2, 4]),
+        (4, 1, 1, [*range(24)]),
+        (4, 2, 1, [*range(12)]),
+        (3, 2, 1, [0, 1, 2, 4, 5, 6, 8, 9, 10]),
+        (4, 3, 1, [0, 1, 2, 4, 6, 7, 8, 10]),
+        (5, 2, 1, [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16]),
+        (8, 3, 1, [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16]),
+    ],
+)
+def test_steps_only_rise_however_trl_generates(accumulated, per_generation, iterations, steps):
+    """Of six steps, by TRL 1.16's own schedule."""
+    trainer = GRPOTrainer()
+    trainer.args.gradient_accumulation_steps, trainer.args.steps_per_generation = accumulated, per_generation
+    trainer.num_iterations = iterations
+    watch = attach(trainer)
+    seen = []
+    for micro in range(6 * accumulated):
+        trainer.state.global_step = micro // accumulated
+        if micro % (per_generation * iterations) == 0:
+            trainer._generate_and_score_completions([{"prompt": str(place // 4)} for place in range(ROWS)])
+            seen.append(watch.last.step)
+    assert seen == steps
+
+
+def test_a_training_that_goes_on_is_not_set_back(caplog):
+    """Steps of two generations each: what was seen is no step that is yet to come."""
+    trainer = GRPOTrainer()
+    trainer.args.gradient_accumulation_steps = 2
+    watch = attach(trainer)
+    for _ in range(2):
+        trainer._generate_and_score_completions([{"prompt": str(place // 4)} for place in range(ROWS)])
+        trainer.step()
+    with caplog.at_level(logging.WARNING):
+        watch._callback.on_train_begin(trainer.args, trainer.state, SimpleNamespace())
+    assert not caplog.records
+    trainer.step()
+    assert watch.last.step == 4
+
+
 def test_sinks_get_every_decision_and_are_closed():
     seen = []
     sink = SimpleNamespace(emit=seen.append, close=lambda: seen.append("closed"))
@@ -399,6 +457,32 @@ def test_detach_leaves_nothing_behind():
     assert vars(trainer) == before
     assert trainer.callbacks == []
     assert trainer.step()[1]
+
+
+def test_detach_closes_the_monitor_that_attach_made_and_no_other(tmp_path):
+    trainer = GRPOTrainer()
+    for _ in range(2):
+        with attach(trainer, directory=tmp_path / "run"):
+            trainer.step()
+    theirs = Monitor(directory=tmp_path / "theirs")
+    attach(GRPOTrainer(), theirs).detach()
+    assert theirs.trigger_alert().state is State.QUARANTINE
+
+
+def test_a_trainer_that_is_refused_leaves_no_monitor_behind(tmp_path):
+    trainer = GRPOTrainer()
+    trainer.is_deepspeed_enabled = True
+    with pytest.raises(InvalidValue):
+        attach(trainer, directory=tmp_path)
+    Monitor(directory=tmp_path).close()
+
+
+def test_what_nobody_reports_is_not_kept():
+    trainer = GRPOTrainer()
+    watch = attach(trainer, report=False)
+    for _ in range(3):
+        trainer.step()
+    assert watch._window.take() == {}
 
 
 def test_a_second_watch_and_a_wrapper_on_top_are_refused():

@@ -123,6 +123,26 @@ def test_a_state_that_cannot_be_read_is_no_fresh_start(tmp_path):
         Monitor(path=path)
 
 
+def test_a_process_that_starts_in_a_halt_pauses_and_stops_once_more(tmp_path):
+    path, called = tmp_path / "monitor.json", []
+    actions = Actions(
+        pause_engine=lambda decision: called.append(("pause", decision.step)),
+        stop_trainer=lambda decision: called.append(("stop", decision.step)),
+    )
+    run(Monitor(path=path, actions=actions), [BAD] * 3)
+    assert called == [("pause", 2), ("stop", 2)]
+    again = Monitor(path=path, actions=actions)
+    run(again, [HEALTHY] * 3)
+    assert called[2:] == [("pause", 3), ("stop", 3)]
+    restored = Monitor(actions=actions)
+    restored.restore(again.remembered)
+    run(restored, [HEALTHY])
+    assert called[4:] == [("pause", 6), ("stop", 6)]
+    again.restore(again.remembered)
+    run(again, [HEALTHY])
+    assert called[6:] == []
+
+
 def test_actions_run_once_when_it_halts_and_for_every_bad_batch():
     called = []
     actions = Actions(

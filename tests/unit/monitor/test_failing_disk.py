@@ -74,6 +74,7 @@ def test_a_state_that_cannot_be_written_keeps_no_action_from_running(tmp_path, m
 def test_an_alert_acts_on_a_failing_disk(tmp_path):
     called, actions = told()
     monitor = Monitor(path=tmp_path / "no" / "state.json", actions=actions)
+    (tmp_path / "no").rmdir()
     for _ in range(3):
         with pytest.raises(RecordError):
             monitor.trigger_alert()
@@ -82,6 +83,7 @@ def test_an_alert_acts_on_a_failing_disk(tmp_path):
 
 def test_both_errors_are_told(tmp_path):
     monitor = Monitor(path=tmp_path / "no" / "state.json", archive=Full())
+    (tmp_path / "no").rmdir()
     with pytest.raises(RecordError, match="cannot be written") as raised:
         monitor.observe(**batch(0.5), **IDS)
     assert "ArchiveFull: no room" in raised.value.__notes__[0]

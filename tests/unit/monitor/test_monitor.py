@@ -241,6 +241,24 @@ def test_bad_batches_and_some_healthy_ones_are_archived_as_they_came():
         assert rollout.old_logprobs == tuple(bad["old_logprobs"][place].tolist())
 
 
+def test_where_the_breaker_is_off_the_same_batches_are_archived():
+    rng, archives = np.random.default_rng(0), (Kept(), Kept())
+    enabled, watching = (
+        Monitor(MonitoringConfig(circuit_breaker_enabled=on), archive=archive)
+        for on, archive in zip((True, False), archives, strict=True)
+    )
+    for step in range(6):
+        given = {**batch(rng, nats=0.3 if step > 1 else 0.01), **rollouts()}
+        enabled.observe(**given)
+        assert watching.observe(**given).train
+    # Nobody stops at a halt that is none, and what is healthy after it is not kept as if it were bad.
+    watching.observe(**batch(rng), **rollouts())
+    kept, watched = ([(each.step, each.state) for each in archive.batches] for archive in archives)
+    assert kept == watched
+    assert [step for step, _ in kept] == [2, 3, 4, 5]
+    assert {state for _, state in watched} == {"quarantine", "halt"}
+
+
 def test_padding_is_not_archived():
     archive = Kept()
     lengths = [TOKENS - place % 5 for place in range(SEQUENCES)]
@@ -376,11 +394,10 @@ def test_memory_does_not_grow_with_steps():
 def test_groups_are_few_and_have_names_of_their_own():
     rng = np.random.default_rng(0)
     monitor = Monitor(baseline=of_canary(**canary(rng)))
-    for step in range(2):
-        labels = [f"{step}-{place // 2}" for place in range(SEQUENCES)]
-        monitor.observe(**batch(rng, groups={"environment": labels}))
+    many = {"behavior_logprobs": np.full((65, TOKENS), -1.0), "old_logprobs": np.full((65, TOKENS), -1.0)}
     with pytest.raises(InvalidValue):
-        monitor.observe(**batch(rng, groups={"environment": ["one more"] * SEQUENCES}))
+        monitor.observe(**many, versions=0, trainer_version=0, groups={"environment": range(65)})
+    monitor.observe(**many, versions=0, trainer_version=0, groups={"environment": [0, *range(64)]})
     with pytest.raises(InvalidValue):
         monitor.observe(**batch(rng, groups={"length": ["long"] * SEQUENCES}))
 

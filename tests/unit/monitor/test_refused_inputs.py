@@ -73,7 +73,10 @@ def test_labels_may_be_numbers_also_of_a_bad_batch(tmp_path):
         {"reference_kl": "x"},
         {"groups": [1, 2]},
         {"groups": {"replica": 3}},
+        {"reference_kl": 10**400},
         {"rewards": ["a"] * ROWS},
+        {"rewards": [10**400] * ROWS},
+        {"rewards": [1.0] * ROWS, "outputs": [Output("0", "x")] * ROWS},
         {"rewards": [BoundReward("0", "x", 1.0)] + [1.0] * (ROWS - 1), "outputs": [Output("0", "x")] * ROWS},
         {"rewards": [BoundReward("0", "x", 1.0)] * ROWS, "outputs": list(range(ROWS))},
     ],
@@ -113,7 +116,9 @@ def test_what_fits_is_kept(fits):
     assert len(archive.batches) == 1
 
 
-@pytest.mark.parametrize("versions", [3.0, float("nan"), {}, "a", [3.5] * ROWS, [None] * ROWS, 4, True])
+@pytest.mark.parametrize(
+    "versions", [3.0, float("nan"), {}, "a", [3.5] * ROWS, [None] * ROWS, 4, True, -(2**63)]
+)
 def test_versions_that_nobody_can_place_trip(versions):
     decision, batches = observe(versions=versions)
     assert decision.state is State.QUARANTINE
@@ -320,3 +325,52 @@ def test_an_archive_that_is_gone_is_named(tmp_path):
         monitor.observe(**batch())
     with pytest.raises(RecordError, match="cannot be written"):
         monitor.close()
+
+
+RAGGED = [[-1.0], [-1.0, -2.0]]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"behavior_logprobs": RAGGED, "mask": iter([1, 1])},
+        {"behavior_logprobs": RAGGED, "mask": [1, 1]},
+        {"behavior_logprobs": RAGGED, "mask": [object()]},
+        {"behavior_logprobs": (row for row in RAGGED)},
+        {"behavior_logprobs": -1.0},
+        {"behavior_logprobs": np.array(-1.0)},
+        {"behavior_logprobs": np.array(None)},
+    ],
+)
+def test_what_is_no_row_of_numbers_is_refused_by_name(given):
+    with pytest.raises(InvalidValue):
+        Monitor().observe(**given, old_logprobs=RAGGED)
+    with pytest.raises(InvalidValue):
+        Monitor().observe(**given)
+
+
+def test_a_tensor_of_64_bits_keeps_them():
+    behavior = pytest.importorskip("torch").tensor(batch()["behavior_logprobs"])
+    found = Monitor().observe(
+        behavior_logprobs=behavior, old_logprobs=behavior - 1e-12, versions=3, trainer_version=3
+    )
+    assert found.mismatch.mean_abs == pytest.approx(1e-12, rel=1e-2, abs=0)
+
+
+@pytest.mark.parametrize("reward", [1e308, -1e200, float("inf"), float("nan")])
+def test_rewards_that_no_state_could_hold_trip(tmp_path, reward):
+    groups = {"prompt": [place // 8 for place in range(ROWS)]}
+    monitor = Monitor(path=tmp_path / "monitor.json")
+    found = monitor.observe(**batch(), rewards=[reward] * ROWS, groups=groups)
+    assert [reason.code for reason in found.reasons if reason.bad] == [Code.REWARD_NOT_FINITE]
+
+
+def test_places_that_cannot_be_written_are_refused_at_once_and_a_missing_folder_is_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RecordError):
+        Monitor(archive=tmp_path / "file" / "archive")
+    with pytest.raises(RecordError):
+        Monitor(path=tmp_path / "file" / "monitor.json")
+    monitor = Monitor(path=tmp_path / "new" / "monitor.json")
+    assert monitor.log_step(0, 1e-4).train
+    assert (tmp_path / "new" / "monitor.json").is_file()

@@ -113,3 +113,30 @@ def test_lengths_that_are_not_those_of_the_rows_are_refused(wrong):
 def test_what_is_no_row_is_refused_by_name(wrong):
     with pytest.raises(InvalidValue):
         observe(wrong)
+
+
+@pytest.mark.parametrize(
+    ("behavior", "versions"),
+    [
+        (BEHAVIOR, [[3] * TOKENS] * (ROWS - 1) + [None]),
+        (BEHAVIOR, [None] * ROWS),
+        (RAGGED, [[3] * len(row) for row in RAGGED[:-1]] + [None]),
+        (RAGGED, [None] * ROWS),
+        (RAGGED, [None, *[3] * (ROWS - 1)]),
+        (RAGGED, [[None] * len(row) for row in RAGGED]),
+    ],
+)
+def test_versions_of_which_some_are_missing_are_unknown(behavior, versions):
+    archive = Kept()
+    given = {"behavior_logprobs": behavior, "old_logprobs": behavior, "trainer_version": 3}
+    ids = {"prompt_ids": [[1]] * ROWS, "completion_ids": [[7] * len(row) for row in behavior]}
+    found = Monitor(archive=archive).observe(**given, **ids, versions=versions)
+    assert [reason.code for reason in found.reasons if reason.bad] == [Code.VERSION_UNKNOWN]
+    assert len(archive.batches[0].rollouts) == ROWS
+
+
+def test_versions_of_another_width_are_a_callers_bug_whatever_else_is_missing():
+    with pytest.raises(InvalidValue):
+        Monitor().observe(
+            behavior_logprobs=BEHAVIOR, versions=[[3] * 7] * (ROWS - 1) + [None], trainer_version=3
+        )

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from zerodrift.config.monitoring import MonitoringConfig
-from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.baseline import WARM_UP
 from zerodrift.monitor.decision import Code, Gap, State
 from zerodrift.monitor.monitor import Monitor
@@ -77,6 +76,35 @@ def test_it_is_named_again_after_it_was_seen(monitor):
     assert found == [(INTERVAL - 1, "replica=3"), (2 * INTERVAL + 1, "replica=3")]
 
 
+@pytest.mark.parametrize(("fresh", "named"), [(1, True), (2, True), (3, False), (30, False)])
+def test_a_handful_of_tokens_shows_nobody(monitor, fresh, named):
+    """Of a replica's 240 tokens 1 % are 2.4; the rest is of older weights, and 0.2 nats off."""
+
+    def given(step):
+        each = batch(step, old="3")
+        each["versions"] = np.repeat(np.array(each["versions"])[:, None], TOKENS, axis=1)
+        each["versions"][3, TOKENS - fresh :] = each["trainer_version"]
+        hidden = each["versions"] < each["trainer_version"]
+        each["behavior_logprobs"][hidden] -= 0.2
+        return each
+
+    found = told(monitor, range(2 * INTERVAL), given)
+    assert found == ([(INTERVAL - 1, "replica=3")] if named else [])
+
+
+def test_of_a_whole_batch_it_does_not_either(monitor):
+    def given(step):
+        each = batch(step, old="" if step < INTERVAL else "0123")
+        each["versions"] = np.repeat(np.array(each["versions"])[:, None], TOKENS, axis=1)
+        each["versions"][:4, -1] = each["trainer_version"]
+        return each
+
+    found = told(monitor, range(3 * INTERVAL), given)
+    assert found[0] == (2 * INTERVAL, "")
+    decision = monitor.observe(**given(3 * INTERVAL))
+    assert "4 of 960 tokens" in decision.reasons[0].message
+
+
 def test_a_sample_that_was_scored_again_shows_it(monitor):
     def given(step):
         each = batch(step, old="3")
@@ -125,12 +153,12 @@ def test_it_survives_a_restart(tmp_path):
     assert found == [(INTERVAL - 1, "replica=3")]
 
 
-def test_labels_that_nobody_could_look_at_are_counted_too(monitor):
+def test_labels_that_nobody_could_look_at_make_room_too(monitor):
     labels = [[f"{step}-{place}" for place in range(8)] * 4 for step in range(9)]
-    for step in range(8):
+    for step in range(9):
         monitor.observe(**batch(step, old=labels[step], labels=labels[step]))
-    with pytest.raises(InvalidValue, match="72 labels"):
-        monitor.observe(**batch(8, old=labels[8], labels=labels[8]))
+    hidden = {*monitor.remembered.sight.hidden}
+    assert hidden == {f"replica={step}-{place}" for step in range(1, 9) for place in range(8)}
 
 
 def test_a_replica_in_doubt_that_is_hidden_does_not_close_the_breaker(monitor):

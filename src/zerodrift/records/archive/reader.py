@@ -22,7 +22,7 @@ from zerodrift.records.archive.layout import (
     pieces_on_disk,
     segment_path,
 )
-from zerodrift.records.archive.segment import open_segment, read_batch, sha256_of
+from zerodrift.records.archive.segment import open_segment, read_described, sha256_of
 from zerodrift.records.archived import ArchivedBatch
 
 
@@ -144,7 +144,7 @@ class ArchiveReader:
             if piece not in segments:
                 yield f"{SEGMENTS}/{piece}{SEGMENT}: it is in no index yet"
         for path in sorted((self._directory / JOURNALS).glob(f"*{DAMAGED}")):
-            yield f"{JOURNALS}/{path.name}: set aside by a recovery, because it was damaged"
+            yield f"{JOURNALS}/{path.name}: set aside, because it was damaged"
 
     def _located(self, entry: Entry) -> Location:
         location = self._index.locate(entry.batch)
@@ -155,12 +155,22 @@ class ArchiveReader:
     def _read(self, entry: Entry, location: Location) -> ArchivedBatch:
         path = self._path(location)
         if location.sha256 is not None:
-            return read_batch(self._segment(location.piece, location.sha256), path, location.place)
+            digest, _, batch = read_described(
+                self._segment(location.piece, location.sha256), path, location.place
+            )
+            self._check_same(
+                entry, digest, f"{self._shown(location)}: the batch in row group {location.place}"
+            )
+            return batch
         frame = read_frame(path, location.place)
         where = f"{self._shown(location)}: the batch at byte {location.place}"
-        if frame.digest != entry.batch:
-            raise DigestMismatch(f"{where} is another than the index says; the others can be read")
+        self._check_same(entry, frame.digest, where)
         return decode(frame.payload, where)
+
+    @staticmethod
+    def _check_same(entry: Entry, digest: str, where: str) -> None:
+        if digest != entry.batch:
+            raise DigestMismatch(f"{where} is another than the index says; the others can be read")
 
     def _segment(self, piece: str, sha256: str) -> Any:
         """The file, once it is seen to be the one that was sealed."""

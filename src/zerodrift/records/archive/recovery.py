@@ -10,18 +10,16 @@ from zerodrift.core.errors import DigestMismatch, RecordError
 from zerodrift.records.archive.index import Index, Sealed
 from zerodrift.records.archive.journal import Broken, Frame, decode, encode, scan
 from zerodrift.records.archive.layout import (
-    DAMAGED,
     JOURNAL,
     JOURNALS,
     SEGMENT,
     SEGMENTS,
     UNFINISHED,
-    flush_directory,
     journal_path,
     pieces_on_disk,
     segment_path,
 )
-from zerodrift.records.archive.sealing import seal_frames
+from zerodrift.records.archive.sealing import damaged, set_aside
 from zerodrift.records.archive.segment import open_segment, read_described, sha256_of
 
 
@@ -52,12 +50,9 @@ def _mend(directory: Path, index: Index, piece: str) -> list[str]:
     whole = [each for each in found if isinstance(each, Frame)]
     broken = [each for each in found if isinstance(each, Broken)]
     told = _index_whole(index, piece, whole)
-    digests = {frame.digest for frame in whole}
-    lost = [entry for entry in index.of_piece(piece) if entry.batch not in digests]
-    if lost or any(not each.last for each in broken):
-        with index.transaction():
-            index.remove(lost, f"damaged in {path.name}")
-        return [*told, _set_aside(directory, index, piece, whole, len(lost))]
+    lost = damaged(index, piece, found)
+    if lost is not None:
+        return [*told, set_aside(directory, index, piece, whole, lost)]
     if broken:
         os.truncate(path, broken[0].begin)
         cut = broken[0].end - broken[0].begin
@@ -75,16 +70,6 @@ def _index_whole(index: Index, piece: str, frames: list[Frame]) -> list[str]:
                 index.add(frame.digest, batch, (piece, frame.begin), frame.archived_at)
             told.append(f"{piece}: finished the batch {frame.digest[:12]} of step {batch.step}")
     return told
-
-
-def _set_aside(directory: Path, index: Index, piece: str, whole: list[Frame], lost: int) -> str:
-    """A journal that was damaged after it was written: what is whole is sealed, and the file is kept for whoever looks."""
-    path = journal_path(directory, piece)
-    if whole:
-        seal_frames(directory, index, piece, whole)
-    path.replace(path.with_suffix(DAMAGED))
-    flush_directory(directory / JOURNALS)
-    return f"{piece}: the journal was damaged; {lost} of its batches are lost, and it is kept as {piece}{DAMAGED}"
 
 
 def _adopt(directory: Path, index: Index) -> list[str]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerodrift.core.errors import DigestMismatch
-from zerodrift.records.archive.index import Index, Sealed
-from zerodrift.records.archive.journal import Frame, decode, encode, scan, write_all
+from zerodrift.records.archive.index import Entry, Index, Sealed
+from zerodrift.records.archive.journal import Broken, Frame, decode, encode, scan, write_all
 from zerodrift.records.archive.layout import (
+    DAMAGED,
     JOURNALS,
     SEGMENTS,
     UNFINISHED,
@@ -21,13 +22,41 @@ from zerodrift.records.archive.segment import open_segment, read_batch, segment_
 
 
 def seal(directory: Path, index: Index, piece: str) -> None:
-    """Make a segment of a journal without a broken frame. Killed at any point, one of the two counts."""
+    """Make a segment of a journal. Killed at any point, one of the two counts; one that was damaged meanwhile is set aside."""
     journal = journal_path(directory, piece)
-    frames = [found for found in scan(journal.read_bytes()) if isinstance(found, Frame)]
+    found = list(scan(journal.read_bytes()))
+    frames = [each for each in found if isinstance(each, Frame)]
+    lost = damaged(index, piece, found)
+    if lost is not None:
+        told = set_aside(directory, index, piece, frames, lost)
+        with index.transaction():
+            index.note(told)
+        return
     if frames:
         seal_frames(directory, index, piece, frames)
     journal.unlink()
     flush_directory(directory / JOURNALS)
+
+
+def damaged(index: Index, piece: str, found: Sequence[Frame | Broken]) -> list[Entry] | None:
+    """Batches that were acknowledged and that their journal has no more; None where it is as it was written."""
+    digests = {each.digest for each in found if isinstance(each, Frame)}
+    lost = [entry for entry in index.of_piece(piece) if entry.batch not in digests]
+    return lost if lost or any(isinstance(each, Broken) and not each.last for each in found) else None
+
+
+def set_aside(
+    directory: Path, index: Index, piece: str, whole: Sequence[Frame], lost: Sequence[Entry]
+) -> str:
+    """A journal that was damaged after it was written: what is whole is sealed, and the file is kept for whoever looks."""
+    path = journal_path(directory, piece)
+    with index.transaction():
+        index.remove(lost, f"damaged in {path.name}")
+    if whole:
+        seal_frames(directory, index, piece, whole)
+    path.replace(path.with_suffix(DAMAGED))
+    flush_directory(directory / JOURNALS)
+    return f"{piece}: the journal was damaged; {len(lost)} of its batches are lost, and it is kept as {piece}{DAMAGED}"
 
 
 def seal_frames(directory: Path, index: Index, piece: str, frames: Sequence[Frame]) -> None:

@@ -181,9 +181,14 @@ def _make(directory: Path) -> None:
     held = {path.name for path in directory.iterdir()} if directory.exists() else set()
     if held and JOURNALS not in held:
         raise RecordError(f"{directory} holds other things than an archive; choose another directory")
-    for folder in (JOURNALS, SEGMENTS):
-        (directory / folder).mkdir(parents=True, exist_ok=True)
-    flush_directory(directory)
+    try:
+        for folder in (JOURNALS, SEGMENTS):
+            (directory / folder).mkdir(parents=True, exist_ok=True)
+        flush_directory(directory)
+    except OSError as error:
+        raise RecordError(
+            f"{directory} cannot be made ({error.strerror or error}); choose another directory"
+        ) from error
 
 
 def _held(directory: Path) -> FileLock:

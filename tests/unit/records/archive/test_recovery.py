@@ -5,6 +5,7 @@ import pytest
 
 from zerodrift.core.errors import RecordError, SchemaMismatch
 from zerodrift.records.archive.journal import encode, frame_of
+from zerodrift.records.archive.layout import ArchiveSettings
 from zerodrift.records.archive.reader import ArchiveReader
 from zerodrift.records.archive.segment import segment_of
 from zerodrift.records.archive.writer import Archive
@@ -88,6 +89,44 @@ def test_a_damaged_journal_loses_one_batch_by_name(directory, made):
     assert [(each.step, each.batch) for each in reader.removed()] == [(2, two.batch)]
     assert (directory / "journals" / "suspect-000001.damaged").read_bytes() == content
     assert len(list(reader.unfinished())) == 1
+
+
+@pytest.mark.parametrize("roll_over", [False, True])
+def test_a_journal_that_is_damaged_under_its_writer_loses_one_batch_by_name(directory, made, roll_over):
+    archive = Archive(directory, ArchiveSettings(segment_bytes=20_000))
+    for step in (1, 2, 3):
+        archive.append(made(step, tokens=40))
+    journal = directory / JOURNAL
+    content = bytearray(journal.read_bytes())
+    content[100] ^= 1
+    journal.write_bytes(content)
+    one, *_ = ArchiveReader(directory).entries()
+    for step in (4, 5) if roll_over else ():
+        # The second finds the journal full.
+        archive.append(made(step, tokens=4000))
+    archive.close()
+    assert not journal.exists()
+    assert (directory / "journals" / "suspect-000001.damaged").read_bytes().startswith(content)
+    reader = ArchiveReader(directory)
+    assert [(each.step, each.batch) for each in reader.removed()] == [(1, one.batch)]
+    assert steps(directory) == ([2, 3, 4, 5] if roll_over else [2, 3])
+    assert any("the journal was damaged" in what for _, what in reader.events())
+    assert list(reader.findings()) == []
+    with pytest.raises(RecordError, match="removed"):
+        reader.find(one.batch)
+
+
+def test_a_batch_that_stands_where_the_index_says_another_is_refused(sealed):
+    """Sealed by what left a damaged batch out: places no longer were those of the index."""
+    index = sqlite3.connect(sealed / "index.sqlite")
+    index.execute("UPDATE batches SET piece = 'suspect-000002' WHERE step = 0")
+    index.commit()
+    index.close()
+    reader = ArchiveReader(sealed)
+    first, *_ = reader.entries()
+    with pytest.raises(RecordError) as caught:
+        reader.read(first)
+    assert caught.value.code == "record/digest"
 
 
 def test_a_journal_that_lost_its_end_after_it_was_acknowledged(directory, made):
