@@ -12,6 +12,7 @@
 the same two steps. Whoever starts an engine over the directory again serves what the registry says.
 """
 
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from zerodrift.core.errors import (
     NotRetained,
     OutOfOrder,
     VersionConflict,
+    ZerodriftError,
 )
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.limits import KVPolicy
@@ -40,6 +42,8 @@ from zerodrift.weights.of_model import ties_of, whole_manifest
 from zerodrift.weights.registry import Kind, Known, Registry, RegistryEntry
 from zerodrift.weights.session import Stage, UpdateSession
 from zerodrift.weights.update import UpdateManifest, check_update
+
+log = logging.getLogger("zerodrift.weights")
 
 
 class Updates:
@@ -162,7 +166,9 @@ class Updates:
             self._require_current(expected)
             label = self._registry.versions.previous if to is None else to
             known = self._known(label)
-            return self._switch(self._load(known), known.manifest, policy)
+            version = self._switch(self._load(known), known.manifest, policy)
+            self._forget_oldest()
+            return version
         finally:
             self._free_slot()
 
@@ -201,15 +207,13 @@ class Updates:
     def _switch(self, staged: StagedWeights, manifest: str, policy: KVPolicy) -> WeightVersion:
         """Current in the registry, and then in the engine, between the same two steps."""
         follows = self._registry.versions.current
-        version = self._loop.swap_weights(
+        return self._loop.swap_weights(
             staged,
             kv=policy,
             before=lambda: self._registry.append(
                 Kind.PUBLISHED, staged.version, manifest, follows=follows, kv=policy.value
             ),
         )
-        self._forget_oldest()
-        return version
 
     def _keep(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """On the disk first, and then in the registry: what it names is there."""
@@ -228,10 +232,15 @@ class Updates:
         shutil.rmtree(self._kept / known.manifest, ignore_errors=True)
 
     def _forget_oldest(self) -> None:
+        """Room on the disk, and no part of any update: where it fails, the next one tries again."""
         versions = self._registry.versions
         spare = [label for label in versions.kept if label not in (versions.current, versions.previous)]
         for label in spare[: max(0, len(versions.kept) - self._retain)]:
-            self._drop(Kind.FORGOTTEN, label)
+            try:
+                self._drop(Kind.FORGOTTEN, label)
+            except (ZerodriftError, OSError) as error:
+                log.warning("version %r is kept for now, though it is one too many: %s", label, error)
+                return
 
     def _recover(self) -> None:
         self._sweep()
@@ -352,7 +361,10 @@ class WeightUpdate:
             identity = self._session.update.identity
             version = self._updates._switch(self._verified(), identity, policy)  # noqa: SLF001
             self._session.move(Stage.PUBLISHED)
-            self._updates._free_slot()  # noqa: SLF001
+            try:
+                self._updates._forget_oldest()  # noqa: SLF001
+            finally:
+                self._updates._free_slot()  # noqa: SLF001
             return version
 
     def abort(self) -> None:

@@ -1,0 +1,61 @@
+"""What comes after an update, and around it: room on the disk, callbacks, directories that hold other things too."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.engine.support import Make
+
+from zerodrift.core.errors import ArchiveFull
+from zerodrift.engine.loop import EngineLoop
+from zerodrift.engine.updates import Updates, WeightUpdate
+from zerodrift.weights.digest import checkpoint_state
+from zerodrift.weights.of_model import update_of
+from zerodrift.weights.registry import Kind, Registry
+from zerodrift.weights.session import Stage
+
+
+@pytest.fixture
+def loop(engine_of: Make) -> Iterator[EngineLoop]:
+    with EngineLoop(engine_of(version="step 0")) as made:
+        yield made
+
+
+def committed(updates: Updates, model: Any, number: int) -> WeightUpdate:
+    further = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in further.parameters():
+            weight.mul_(1 + number / 8)
+    update = updates.begin(update_of(further, f"step {number}"), updates.current)
+    for name, tensor in checkpoint_state(further).items():
+        update.push(name, tensor)
+    update.verify()
+    update.commit()
+    return update
+
+
+def test_a_disk_with_no_room_to_forget_takes_nothing_back(
+    loop: EngineLoop, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    real = Registry.append
+
+    def full(self: Registry, kind: Kind, *what: Any, **more: Any) -> Any:
+        if kind is Kind.FORGOTTEN:
+            raise ArchiveFull("no room")
+        return real(self, kind, *what, **more)
+
+    with Updates(loop, tmp_path, retain=2) as updates:
+        committed(updates, tiny, 1).publish()
+        update = committed(updates, tiny, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Registry, "append", full)
+            assert update.publish().label == "step 2"
+        assert update.stage is Stage.PUBLISHED
+        assert (updates.current.label, loop.engine.version.label) == ("step 2", "step 2")
+        assert len(updates.retained) == 3
+        assert "one too many" in caplog.text
+        committed(updates, tiny, 3).publish()
+        assert [version.label for version in updates.retained] == ["step 2", "step 3"]
