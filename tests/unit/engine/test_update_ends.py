@@ -9,7 +9,8 @@ import pytest
 import torch
 from tests.unit.engine.support import Make
 
-from zerodrift.core.errors import ArchiveFull
+from zerodrift.core.errors import ArchiveFull, OutOfOrder
+from zerodrift.core.request import SamplingParams
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates, WeightUpdate
 from zerodrift.weights.digest import checkpoint_state
@@ -59,3 +60,35 @@ def test_a_disk_with_no_room_to_forget_takes_nothing_back(
         assert "one too many" in caplog.text
         committed(updates, tiny, 3).publish()
         assert [version.label for version in updates.retained] == ["step 2", "step 3"]
+
+
+@pytest.mark.parametrize("act", ["publish", "rollback", "pause"])
+def test_a_callback_cannot_wait_for_its_own_request_to_end(
+    loop: EngineLoop, tiny: Any, tmp_path: Path, act: str
+) -> None:
+    told: list[Exception] = []
+    with Updates(loop, tmp_path) as updates:
+        committed(updates, tiny, 1).publish()
+        update = committed(updates, tiny, 2) if act == "publish" else None
+
+        def drains(_: Any) -> None:
+            if told:
+                return
+            try:
+                if update is not None:
+                    update.publish("drain")
+                elif act == "rollback":
+                    updates.rollback("step 1", kv="drain")
+                else:
+                    loop.pause(in_flight="drain")
+            except OutOfOrder as error:
+                told.append(error)
+
+        loop.submit(
+            [5, 6, 7], SamplingParams(seed=3, max_tokens=3, ignore_eos=True), on_update=drains
+        ).result()
+        assert ["drain from another thread" in str(error) for error in told] == [True]
+        assert (updates.current.label, loop.engine.version.label) == ("step 1", "step 1")
+        assert len(updates.entries) == (4 if update is None else 5)
+        if update is not None:
+            assert update.publish("drain").label == loop.engine.version.label == "step 2"
