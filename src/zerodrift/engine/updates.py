@@ -37,7 +37,7 @@ from zerodrift.engine.limits import KVPolicy
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.weights import StagedWeights, Staging
 from zerodrift.weights.files import read_update, write_update
-from zerodrift.weights.folder import KEPT
+from zerodrift.weights.folder import make_kept, sweep
 from zerodrift.weights.of_model import ties_of, whole_manifest
 from zerodrift.weights.registry import Kind, Known, Registry, RegistryEntry
 from zerodrift.weights.session import Stage, UpdateSession
@@ -67,11 +67,10 @@ class Updates:
         require.whole(InvalidValue, "retain", retain, "the current version and the one before it are kept", 2)
         self._loop, self._retain, self._decided = loop, retain, decided
         self._registry = Registry(Path(directory))
-        self._kept = Path(directory) / KEPT
         self._slot, self._taken = threading.Lock(), False
         self._under_way: WeightUpdate | None = None
         try:
-            self._kept.mkdir(exist_ok=True)
+            self._kept = make_kept(Path(directory))
             model = loop.engine.model
             self._own, self._ties = whole_manifest(model), ties_of(model)
             self._recover()
@@ -243,7 +242,9 @@ class Updates:
                 return
 
     def _recover(self) -> None:
-        self._sweep()
+        versions = self._registry.versions
+        if self._registry.begun:
+            sweep(self._kept, {versions.known[label].manifest for label in versions.kept})
         if self._registry.versions.current is None:
             self._adopt()
         else:
@@ -270,14 +271,6 @@ class Updates:
                 f"{self._kept.parent} was begun with other weights as {first.version!r}; remove it, or start with those"
             )
         self._registry.append(Kind.PUBLISHED, staged.version, first.identity)
-
-    def _sweep(self) -> None:
-        """Away with what a kill left half-written, or unnamed."""
-        versions = self._registry.versions
-        named = {versions.known[label].manifest for label in versions.kept}
-        for path in self._kept.iterdir():
-            if path.name not in named:
-                shutil.rmtree(path)
 
     def _take_slot(self) -> None:
         with self._slot:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.unit.engine.support import Make
 
-from zerodrift.core.errors import ArchiveFull, OutOfOrder
+from zerodrift.core.errors import ArchiveFull, OutOfOrder, UnsafePath
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates, WeightUpdate
@@ -92,3 +92,37 @@ def test_a_callback_cannot_wait_for_its_own_request_to_end(
         assert len(updates.entries) == (4 if update is None else 5)
         if update is not None:
             assert update.publish("drain").label == loop.engine.version.label == "step 2"
+
+
+def test_what_is_not_ours_is_left_alone(loop: EngineLoop, tmp_path: Path) -> None:
+    """A directory `weights` with checkpoints of somebody's own, and what a file manager leaves."""
+    own, digest = tmp_path / "weights", "a" * 64
+    (own / "step-7-final").mkdir(parents=True)
+    (own / digest).mkdir()
+    (own / ".DS_Store").write_text("x")
+    with Updates(loop, tmp_path):
+        # Not even what is called as ours are, where no log of ours says so.
+        assert (own / digest).is_dir()
+    (own / f".{digest}.tmp").mkdir()
+    (own / ("b" * 64)).symlink_to(own / "step-7-final")
+    with Updates(loop, tmp_path) as again:
+        names = {path.name for path in own.iterdir()}
+        assert names == {"step-7-final", ".DS_Store", "b" * 64, again.entries[0].manifest}
+
+
+@pytest.mark.parametrize("name", ["weights", "versions.jsonl"])
+def test_links_in_the_directory_are_refused_and_not_followed(
+    loop: EngineLoop, tmp_path: Path, name: str
+) -> None:
+    own, target = tmp_path / "own", tmp_path / "run"
+    target.mkdir()
+    if name == "weights":
+        (own / ("a" * 64)).mkdir(parents=True)
+    else:
+        own.write_text("precious, without a newline")
+    (target / name).symlink_to(own)
+    with pytest.raises(UnsafePath, match=name):
+        Updates(loop, target)
+    assert (own / ("a" * 64)).is_dir() if own.is_dir() else own.read_text().startswith("precious")
+    (target / name).unlink()
+    Updates(loop, target).close()
