@@ -313,6 +313,7 @@ class EngineLoop:
                 self._deliver(self.engine.step())
                 continue
             job()
+            del job  # it may hold a whole set of weights, and the next one may be long in coming
             if self.engine.broken is not None:
                 raise self.engine.broken
 

@@ -196,6 +196,7 @@ class Updates:
                 raise DigestMismatch(
                     f"the weights of version {known.version.label!r} were exchanged on the disk; they are not used"
                 )
+            check_update(manifest, self._own, self._ties)
             session, staging = UpdateSession(manifest), Staging(self._loop.engine.model)
             for name, tensor in tensors:
                 staging.put(session.expect(name), tensor)
@@ -354,6 +355,7 @@ class WeightUpdate:
             identity = self._session.update.identity
             version = self._updates._switch(self._verified(), identity, policy)  # noqa: SLF001
             self._session.move(Stage.PUBLISHED)
+            self._let_go()
             try:
                 self._updates._forget_oldest()  # noqa: SLF001
             finally:
@@ -371,10 +373,15 @@ class WeightUpdate:
             raise OutOfOrder(f"the update to {self._session.update.version!r} was never verified")
         return self._staged
 
+    def _let_go(self) -> None:
+        """Of a second model in memory: whoever keeps an update that is over keeps its manifest."""
+        self._staged = None
+        self._staging.drop()
+
     def _end(self) -> None:
         committed = self._session.stage is Stage.COMMITTED
         self._session.move(Stage.ABORTED)
-        self._staged = None
+        self._let_go()
         self._updates._free_slot()  # noqa: SLF001
         if committed:
             self._updates._drop(Kind.ABORTED, self._session.update.version)  # noqa: SLF001

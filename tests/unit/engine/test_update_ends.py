@@ -1,6 +1,8 @@
 """What comes after an update, and around it: room on the disk, callbacks, directories that hold other things too."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,9 @@ import pytest
 import torch
 from tests.unit.engine.support import Make
 
-from zerodrift.core.errors import ArchiveFull, OutOfOrder, UnsafePath
+from zerodrift.core.errors import ArchiveFull, ModelError, OutOfOrder, UnsafePath
 from zerodrift.core.request import SamplingParams
+from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates, WeightUpdate
 from zerodrift.weights.digest import checkpoint_state
@@ -126,3 +129,27 @@ def test_links_in_the_directory_are_refused_and_not_followed(
     assert (own / ("a" * 64)).is_dir() if own.is_dir() else own.read_text().startswith("precious")
     (target / name).unlink()
     Updates(loop, target).close()
+
+
+def test_an_update_that_is_over_holds_no_weights(loop: EngineLoop, tiny: Any, tmp_path: Path) -> None:
+    with Updates(loop, tmp_path) as updates:
+        for number, act in enumerate((WeightUpdate.publish, WeightUpdate.abort), start=1):
+            update = committed(updates, tiny, number)
+            staged = [weakref.ref(tensor) for tensor in update._staging._tensors.values()]
+            act(update)
+            gc.collect()
+            assert staged
+            assert not any(each() is not None for each in staged)
+
+
+def test_a_directory_of_another_model_is_refused_by_name(loop: EngineLoop, tiny: Any, tmp_path: Path) -> None:
+    Updates(loop, tmp_path).close()
+    turned, shorter = copy.deepcopy(tiny), copy.deepcopy(tiny)
+    turned.model.rotary_emb.inv_freq.mul_(0.5)
+    del shorter.model.layers[1:]
+    shorter.config.num_hidden_layers, shorter.config.layer_types = 1, shorter.config.layer_types[:1]
+    for other, named in ((turned, "inv_freq"), (shorter, r"layers\.1")):
+        engine = Engine(other, num_blocks=16, block_size=4, version="step 0")
+        with EngineLoop(engine) as its_loop, pytest.raises(ModelError, match=named):
+            Updates(its_loop, tmp_path)
+    Updates(loop, tmp_path).close()
