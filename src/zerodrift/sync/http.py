@@ -189,7 +189,7 @@ class HttpTarget:
     def __init__(
         self, address: str, token: bytes, *, name: str, kv: str = "recompute", timeout_s: float = 600.0
     ) -> None:
-        """`address` is HOST:PORT."""
+        """`address` is HOST:PORT, where an engine listens: what it serves now is what the first update follows."""
         if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
             raise InvalidValue(
                 f"{name} is at {str(address)[:80]!r}; give HOST:PORT, as WeightServer.address has it"
@@ -201,18 +201,24 @@ class HttpTarget:
         self._asked = False
         """Whether the engine was told to publish it."""
         self._published: str | None = None
+        self._follows: WeightVersion | None = None
+        """What served before that."""
+        with self._connected() as call:
+            self._may_serve: tuple[WeightVersion, ...] = (self._current(call),)
+            """By what this target knows; two where an answer was lost. Whoever else published since is not overwritten."""
 
     def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """On the engine's disk when this returns."""
         self._forget()  # left by an `abort` that was lost, it would be in the way
         with self._connected() as call:
-            current = self._current(call).label
+            current = self._current(call)
+            expected = current if current in self._may_serve else self._may_serve[-1]
             try:
-                call("POST", "/updates", encode_update(update), {EXPECTED: quote(current)})
+                call("POST", "/updates", encode_update(update), {EXPECTED: quote(expected.label)})
             except EngineUnreachable:
                 self._prepared = update  # it may have come, and only the answer be lost
                 raise
-            self._prepared = update
+            self._prepared, self._follows, self._may_serve = update, expected, (expected,)
             for record in update.weights.tensors:
                 content = _content(tensors[record.name])
                 sums = {DIGEST: hashlib.sha256(content).hexdigest()}
@@ -225,13 +231,14 @@ class HttpTarget:
         if (update := self._prepared) is None:
             raise OutOfOrder(f"{self.name} has no update to publish; prepare one first")
         self._asked, self._published = True, update.version
+        self._may_serve = (*self._may_serve, update.weight_version)
         with self._connected() as call:
             try:
                 call("POST", f"/updates/{update.identity}/publish", b"", {KV: self._kv})
             except EngineUnreachable:
                 if self._current(call) != update.weight_version:
                     raise
-        self._prepared, self._asked = None, False
+        self._prepared, self._asked, self._may_serve = None, False, (update.weight_version,)
 
     def abort(self) -> None:
         """The old version serves on, or again: a call to publish of which nothing was heard may have come."""
@@ -249,11 +256,15 @@ class HttpTarget:
         if self._published is None:
             raise OutOfOrder(f"{self.name} was published nothing by this publisher")
         with self._connected() as call:
+            if self._follows is not None:
+                self._may_serve = (*self._may_serve, self._follows)
             try:
-                call("POST", "/rollback", b"", {EXPECTED: quote(self._published)})
+                said = call("POST", "/rollback", b"", {EXPECTED: quote(self._published)})
+                serves = msgspec.json.decode(said, type=WeightVersion)
             except EngineUnreachable:
-                if self._current(call).label == self._published:
+                if (serves := self._current(call)).label == self._published:
                     raise
+            self._may_serve = (serves,)
 
     def _forget(self) -> bool:
         """Have the engine forget what may be under way; False where it was not: never begun, or over already."""
