@@ -24,6 +24,7 @@ from zerodrift.sync.take import ReceiptTaker
 from zerodrift.sync.target import WeightTarget
 from zerodrift.weights.gathered import WholeState, gather_along, whole_state
 from zerodrift.weights.listing import manifest_of
+from zerodrift.weights.of_model import beside_checkpoint
 from zerodrift.weights.update import UpdateManifest
 
 
@@ -69,6 +70,11 @@ class WeightPublisher:
                 f"{unguarded[0]} cannot go back to the version before, and no receipt would be taken of it; give a "
                 "ReceiptTaker whose replica has its name"
             )
+        if decisions is None and any(isinstance(each, GlooPeers) for each in targets):
+            raise InvalidValue(
+                "GlooPeers look in `decisions` whether an update is made when they lose the trainer, and there are none; give "
+                "Decisions(directory), the one that serve_gloo has"
+            )
         self._model, self._takers, self._decisions = model, tuple(takers), decisions
         # Stable, so that servers come last and else in the order given.
         self._targets = sorted(targets, key=lambda target: not target.goes_back)
@@ -99,7 +105,8 @@ class WeightPublisher:
         for taker in self._takers:
             taker.require_started()
         tensors, tied = state
-        update = UpdateManifest(version=label, parent=parent, weights=manifest_of(tensors), tied=tied)
+        weights = manifest_of(tensors, beside_checkpoint(self._model))
+        update = UpdateManifest(version=label, parent=parent, weights=weights, tied=tied)
         self._prepare(update, tensors)
         self._decide(update)
         self._hold(update.weight_version)
