@@ -129,13 +129,16 @@ class ServerTarget:
         # From here on it may read there, also where no answer comes.
         self._prepared = None
         self._keep_last(directory)
+        resets = Capability.RESET_CACHE in self.backend.capabilities
         if isinstance(self.backend, VllmBackend):
             with self.backend.paused():
                 self.backend.load_weights(directory, version)
+                # Before anybody who waited can find what the old weights left there.
+                resets = resets and not self.backend.drop_cache()
         else:
             self.backend.load_weights(directory, version)
-        if Capability.RESET_CACHE in self.backend.capabilities:
-            self.backend.reset_cache()
+        if resets:
+            self.backend.reset_cache()  # and, of a server that does not say so, look whether it did
 
     def abort(self) -> None:
         """What was prepared and not sent is removed."""
