@@ -163,8 +163,7 @@ class Updates:
         self._take_slot()
         try:
             self._require_current(expected)
-            label = self._registry.versions.previous if to is None else to
-            known = self._known(label)
+            known = self._registry.versions.to_go_back_to(to)
             version = self._switch(self._load(known), known.manifest, policy)
             self._forget_oldest()
             return version

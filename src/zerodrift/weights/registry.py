@@ -6,6 +6,7 @@ off at the end are not; a seal that travels with rollouts would show that. A lin
 and is dropped.
 """
 
+import fcntl
 import hashlib
 import os
 import stat
@@ -134,6 +135,17 @@ class Versions(msgspec.Struct, frozen=True):
         others = [label for label in self.trail if label != self.current and self.known[label].kept]
         return others[-1] if others else None
 
+    def to_go_back_to(self, label: str | None) -> Known:
+        """`label`, or the version before the current one; it is kept, and it served."""
+        asked = self.previous if label is None else label
+        found = None if asked is None else self.known.get(asked)
+        if found is None or not found.kept:
+            named = "before the current one" if asked is None else repr(asked)
+            raise NotRetained(f"version {named} is not kept; there are {', '.join(map(repr, self.kept))}")
+        if not found.was_current:
+            raise NotRetained(f"version {asked!r} never served, so nobody can go back to it; publish it")
+        return found
+
 
 class Registry:
     """The log, held by one process at a time."""
@@ -222,6 +234,9 @@ class Registry:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             raise UnsafePath(f"{self._path} is no plain file; it should be the log of versions")
+        if not _taken(handle):
+            os.close(handle)
+            raise _in_use(self._directory)
         if not begun:
             flush_directory(self._directory)
         return begun, handle
@@ -267,7 +282,20 @@ def _held(directory: Path) -> FileLock:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise ArchiveLocked(
-            f"another engine updates its weights in {directory}; give each engine a directory of its own"
-        ) from error
+        raise _in_use(directory) from error
     return lock
+
+
+def _taken(handle: int) -> bool:
+    """The log itself: whoever tidies away `.lock` lets nobody else in."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _in_use(directory: Path) -> ArchiveLocked:
+    return ArchiveLocked(
+        f"another engine updates its weights in {directory}; give each engine a directory of its own"
+    )
