@@ -174,20 +174,12 @@ class Updates:
         """The weights of a version that is kept, verified again; to replay what it made."""
         require.instance(InvalidValue, "version", version, str | WeightVersion)
         label = version if isinstance(version, str) else version.label
-        known = self._known(label)
+        known = self._registry.versions.require_kept(label)
         if isinstance(version, WeightVersion) and known.version != version:
             raise NotRetained(
                 f"version {label!r} is kept with digest {known.version.digest}, not {version.digest}"
             )
         return self._load(known)
-
-    def _known(self, label: str | None) -> Known:
-        versions = self._registry.versions
-        known = None if label is None else versions.known.get(label)
-        if known is None or not known.kept:
-            asked = "before the current one" if label is None else repr(label)
-            raise NotRetained(f"version {asked} is not kept; there are {', '.join(map(repr, versions.kept))}")
-        return known
 
     def _load(self, known: Known) -> StagedWeights:
         with read_update(self._kept, known.manifest) as (manifest, tensors):
@@ -248,7 +240,7 @@ class Updates:
         if self._registry.versions.current is None:
             self._adopt()
         else:
-            known = self._known(self._registry.versions.current)
+            known = self._registry.versions.require_kept(self._registry.versions.current)
             self._loop.swap_weights(self._load(known))
         for label in self._registry.versions.kept:
             known = self._registry.versions.known[label]
@@ -313,7 +305,7 @@ class WeightUpdate:
         """Made by `Updates.begin`."""
         self._updates, self._session, self._staging = updates, UpdateSession(manifest), staging
         self._staged: StagedWeights | None = None
-        self._mutex = threading.Lock()
+        self._mutex, self._waits = threading.Lock(), False
 
     @property
     def stage(self) -> Stage:
@@ -352,7 +344,11 @@ class WeightUpdate:
         with self._mutex:
             self._session.require_next(Stage.PUBLISHED)
             identity = self._session.update.identity
-            version = self._updates._switch(self._verified(), identity, policy)  # noqa: SLF001
+            self._waits = policy is KVPolicy.DRAIN
+            try:
+                version = self._updates._switch(self._verified(), identity, policy)  # noqa: SLF001
+            finally:
+                self._waits = False
             self._session.move(Stage.PUBLISHED)
             self._let_go()
             try:
@@ -363,6 +359,10 @@ class WeightUpdate:
 
     def abort(self) -> None:
         """End it; the version that serves serves on."""
+        if self._waits:
+            raise OutOfOrder(
+                "it is published when what is in flight has ended; resume the engine, or abort the requests"
+            )
         with self._mutex:
             self._session.require_next(Stage.ABORTED)
             self._end()

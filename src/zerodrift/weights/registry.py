@@ -135,15 +135,19 @@ class Versions(msgspec.Struct, frozen=True):
         others = [label for label in self.trail if label != self.current and self.known[label].kept]
         return others[-1] if others else None
 
+    def require_kept(self, label: str | None) -> Known:
+        """A version that is kept; None: there is none before the current one."""
+        found = None if label is None else self.known.get(label)
+        if found is None or not found.kept:
+            named = "before the current one" if label is None else repr(label)
+            raise NotRetained(f"version {named} is not kept; there are {', '.join(map(repr, self.kept))}")
+        return found
+
     def to_go_back_to(self, label: str | None) -> Known:
         """`label`, or the version before the current one; it is kept, and it served."""
-        asked = self.previous if label is None else label
-        found = None if asked is None else self.known.get(asked)
-        if found is None or not found.kept:
-            named = "before the current one" if asked is None else repr(asked)
-            raise NotRetained(f"version {named} is not kept; there are {', '.join(map(repr, self.kept))}")
+        found = self.require_kept(self.previous if label is None else label)
         if not found.was_current:
-            raise NotRetained(f"version {asked!r} never served, so nobody can go back to it; publish it")
+            raise NotRetained(f"version {label!r} never served, so nobody can go back to it; publish it")
         return found
 
 

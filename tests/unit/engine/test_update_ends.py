@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,21 @@ def test_a_directory_of_another_model_is_refused_by_name(loop: EngineLoop, tiny:
         with EngineLoop(engine) as its_loop, pytest.raises(ModelError, match=named):
             Updates(its_loop, tmp_path)
     Updates(loop, tmp_path).close()
+
+
+def test_an_abort_does_not_wait_for_a_drain_that_never_ends(
+    loop: EngineLoop, tiny: Any, tmp_path: Path
+) -> None:
+    with Updates(loop, tmp_path) as updates:
+        update = committed(updates, tiny, 1)
+        loop.pause()
+        request = loop.submit([5, 6, 7], SamplingParams(seed=3, max_tokens=3, ignore_eos=True))
+        with ThreadPoolExecutor(1) as pool:
+            published = pool.submit(update.publish, "drain")
+            while not loop._when_empty:
+                time.sleep(0.001)
+            with pytest.raises(OutOfOrder, match="resume"):
+                updates.abort()
+            loop.resume()
+            assert published.result(60).label == updates.current.label == "step 1"
+        assert len(request.result()) == 1
