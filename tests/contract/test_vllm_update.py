@@ -6,14 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pretend import KINDS
 
+from zerodrift import models
 from zerodrift.backends import vllm_launch
 from zerodrift.backends.http import HttpClient
+from zerodrift.backends.vllm import VllmBackend
 from zerodrift.backends.vllm_facts import ServerInfo
 from zerodrift.backends.vllm_launch import transfer_flags
 from zerodrift.backends.vllm_update import FLAGS, LABEL, PHASES, RELOAD, UpdatePath, find_path
 from zerodrift.core.errors import EngineError
 from zerodrift.core.version import WeightVersion
+from zerodrift.sync.target import ServerTarget
+from zerodrift.weights.digest import checkpoint_state
+from zerodrift.weights.of_model import update_of
 
 OURS = ServerInfo({"weight_transfer_config": {"backend": "zerodrift"}})
 EVERYTHING = {*PHASES, RELOAD, LABEL}
@@ -108,3 +114,26 @@ def test_an_interpreter_that_hangs_is_said_so(tmp_path, monkeypatch):
     script.chmod(0o755)
     with pytest.raises(EngineError, match=r"0\.2"):
         transfer_flags(script, {})
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_the_cache_is_reset_before_anybody_goes_on(loopback, tmp_path, closing, says):
+    """A server that does not say whether it forgot is looked at afterwards: paused, it would answer nothing."""
+    server = next(iter(KINDS.values()))(loopback)
+    reset = (200, {"success": True}) if says else (200, None)
+    loopback.routes["POST /reset_prefix_cache"] = lambda *_: reset
+    for route in ("/pause", "/pause?mode=wait", "/resume"):
+        loopback.routes[f"POST {route}"] = lambda *_: (200, {})
+    backend = closing(VllmBackend(server.url))
+    model = models.load("testbed:qwen3")
+    target = ServerTarget(
+        backend, tmp_path / "exchange", models.materialise("testbed:qwen3", tmp_path / "A"), name="it"
+    )
+    target.prepare(update_of(model, "step 1"), checkpoint_state(model))
+    loopback.calls.clear()
+    with contextlib.nullcontext() if says else pytest.raises(EngineError, match=r"nobody can say|came from"):
+        target.publish()
+    paths = [call.path for call in loopback.calls]
+    order = [paths.index(path) for path in ("/pause?mode=wait", RELOAD, "/reset_prefix_cache", "/resume")]
+    assert order == sorted(order)
+    assert not any("completions" in path for path in paths[: paths.index("/resume")])

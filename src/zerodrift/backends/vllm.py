@@ -31,7 +31,7 @@ from zerodrift.models import directory as model_directory
 
 DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1"
 
-PAUSE, RESUME = "/pause", "/resume"
+PAUSE, RESUME, RESET = "/pause", "/resume", "/reset_prefix_cache"
 
 LONG_PROMPT = 300
 """Tokens that fill a block of any prefix cache: vLLM's have 16 on a GPU and 128 on a CPU."""
@@ -136,16 +136,20 @@ class VllmBackend(ServerBackend):
 
     def reset_cache(self) -> None:
         """Only an idle server can: with requests in flight it answers 200 and resets nothing."""
+        if not self.drop_cache():
+            self._see_reset(RESET)
+
+    def drop_cache(self) -> bool:
+        """As `reset_cache`, also while it is paused; False where the server does not say whether it did."""
         self._need(Capability.RESET_CACHE)
-        path = "/reset_prefix_cache"
-        if (answer := self._http.post(path, None)) is None:
-            self._see_reset(path)
-            return
-        if not value_at(answer, "success", bool, path):
+        if (answer := self._http.post(RESET, None)) is None:
+            return False
+        if not value_at(answer, "success", bool, RESET):
             raise EngineError(
                 "vLLM answered success=false to /reset_prefix_cache: requests still hold cached blocks; "
                 "wait until they are done, or use a new cache_salt"
             )
+        return True
 
     def body(self, request: Request) -> dict[str, Any]:
         """As the route has it."""
@@ -303,7 +307,7 @@ class VllmBackend(ServerBackend):
             Capability.CACHE_SALT: self._reads(self._probe_body("cache_salt", "")),
             Capability.CACHED_TOKENS: self._counts_cached(response),
             Capability.TOKENIZE: self._http.can("/tokenize", {"prompt": "a"}, REFUSALS | CLOSED),
-            Capability.RESET_CACHE: self._ask_route("/reset_prefix_cache"),
+            Capability.RESET_CACHE: self._ask_route(RESET),
             Capability.LOAD_WEIGHTS: self.update_path.exists,
             Capability.WEIGHT_VERSION: self._has_label
             or any(choice.get("weight_versions") for choice in response.choices),

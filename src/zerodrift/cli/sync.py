@@ -113,7 +113,7 @@ def rollback(
     $ zerodrift sync rollback runs/weights --expected "step 7"
     $ zerodrift sync rollback runs/weights --expected "step 7" --to "step 5"
     """
-    from zerodrift.core.errors import ModelNotFound, NotRetained, VersionConflict
+    from zerodrift.core.errors import ModelNotFound, VersionConflict
     from zerodrift.weights.folder import check_kept
     from zerodrift.weights.registry import LOG, Kind, Registry
 
@@ -124,16 +124,12 @@ def rollback(
         versions = registry.versions
         if versions.current != expected:
             raise VersionConflict(f"{expected!r} was expected to be current, and {versions.current!r} is")
-        label = versions.previous if to is None else to
-        known = None if label is None else versions.known.get(label)
-        if known is None or not known.kept:
-            kept = ", ".join(map(repr, versions.kept))
-            raise NotRetained(f"version {label!r} is not kept; there are {kept}")
+        known = versions.to_go_back_to(to)
         check_kept(directory, known.manifest)
         registry.append(Kind.PUBLISHED, known.version, known.manifest, follows=expected, kv="recompute")
     finally:
         registry.close()
-    console.say(f"current: {label}; the next engine over {directory} serves it")
+    console.say(f"current: {known.version.label}; the next engine over {directory} serves it")
 
 
 def _verified(directory: Path, key: Path, rollouts: Path | None) -> None:

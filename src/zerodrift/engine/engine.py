@@ -10,7 +10,7 @@ request gets does not depend on who runs beside it, on how it is cut into steps,
 import itertools
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -277,11 +277,12 @@ class Engine:
         state: Mapping[str, torch.Tensor] | StagedWeights,
         version: str | WeightVersion | None = None,
         kv: str = "recompute",
+        before: Callable[[], object] = lambda: None,
     ) -> WeightVersion:
         """From the next step on, the weights of `state`, all of them or, if anything is wrong, none.
 
-        `kv` is "recompute" (exact under the new weights alone), "keep" (requests in flight go on with the KV that
-        they have, and their lineage says so) or "drain" (none is in flight). What was staged has its version already.
+        `kv` is "recompute" (exact under the new weights alone), "keep" (who is in flight keeps its KV, and its lineage says so)
+        or "drain" (none is in flight). What was staged has its version. `before` runs when nothing else can refuse the swap.
         """
         policy = swap_policy(kv, in_flight=self.has_unfinished)
         if isinstance(state, StagedWeights) != (version is None):
@@ -290,6 +291,7 @@ class Engine:
         staged = state if isinstance(state, StagedWeights) else stage(self.model, state, version or "")
         staged.check_fits(self.model)
         with self.owned():
+            before()
             self._steps.drop()
             # An interrupt between two tensors would leave a mixture: until all are written, nothing may run.
             self.broken = InvariantBroken("a swap of weights was interrupted halfway; make the engine anew")
@@ -303,9 +305,8 @@ class Engine:
     def load_adapter(
         self, name: str | LoraAdapter, source: AdapterSource = None, config: Any = None, **limits: Any
     ) -> AdapterVersion:
-        """Requests may ask for adapter `name` from now on, never merged: a directory that PEFT wrote, a PEFT model, or the
-        tensors of one with its config. What `adapters.staged` gave comes alone. `replace=True`: one that has the name gives it
-        up, and requests in flight keep it; `most=`: how many there may be."""
+        """Requests may ask for adapter `name` from now on, never merged: a PEFT directory or model, or tensors with their config;
+        what `adapters.staged` gave comes alone. `replace=True`: it takes the name, and who is in flight keeps the old one."""
         adapter = name if isinstance(name, LoraAdapter) else self.adapters.staged(name, source, config)
         with self.owned():
             version = self.adapters.load(adapter, **limits)

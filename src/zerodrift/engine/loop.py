@@ -162,25 +162,18 @@ class EngineLoop:
         version: str | WeightVersion | None = None,
         kv: str = "recompute",
         *,
-        before: Callable[[], object] | None = None,
+        before: Callable[[], object] = lambda: None,
     ) -> WeightVersion:
         """As `Engine.swap_weights`: staged in the calling thread while steps go on, and copied in between two of them.
 
         With kv="drain" that is when all that is in flight has ended; requests that come meanwhile wait for it. `before`
-        is called there, right before the copy, and calls it off by raising.
+        is called there, when nothing else can refuse the copy, and calls it off by raising.
         """
         drain = require.one_of(KVPolicy, "kv", kv) is KVPolicy.DRAIN
         if not isinstance(state, StagedWeights) and version is not None:
             state, version = self.engine.stage_weights(state, version), None
 
-        def swap() -> WeightVersion:
-            # Before anybody writes down that the swap is made.
-            self.engine.adapters.require_none()
-            if before is not None:
-                before()
-            return self.engine.swap_weights(state, version, kv)
-
-        return self._between_steps(swap, drain=drain)
+        return self._between_steps(lambda: self.engine.swap_weights(state, version, kv, before), drain=drain)
 
     def retain_weights(self) -> StagedWeights:
         """As `Engine.retain_weights`: copied between two steps, digested and tried while steps go on."""
@@ -249,6 +242,10 @@ class EngineLoop:
     def _between_steps(self, function: Callable[[], Result], *, drain: bool = False) -> Result:
         """Run `function` in the worker's thread, between two steps, and wait for it; with `drain`, when all has ended."""
         if threading.current_thread() is self._worker:
+            if drain and self.engine.has_unfinished:
+                raise OutOfOrder(
+                    "what is in flight cannot end while its own on_update waits for that; drain from another thread"
+                )
             return function()
         done, results, errors = Latch(), list[Result](), list[Exception]()
 
@@ -316,6 +313,7 @@ class EngineLoop:
                 self._deliver(self.engine.step())
                 continue
             job()
+            del job  # it may hold a whole set of weights, and the next one may be long in coming
             if self.engine.broken is not None:
                 raise self.engine.broken
 

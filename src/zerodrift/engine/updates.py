@@ -12,6 +12,7 @@
 the same two steps. Whoever starts an engine over the directory again serves what the registry says.
 """
 
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -29,17 +30,20 @@ from zerodrift.core.errors import (
     NotRetained,
     OutOfOrder,
     VersionConflict,
+    ZerodriftError,
 )
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.limits import KVPolicy
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.weights import StagedWeights, Staging
 from zerodrift.weights.files import read_update, write_update
-from zerodrift.weights.folder import KEPT
+from zerodrift.weights.folder import make_kept, sweep
 from zerodrift.weights.of_model import ties_of, whole_manifest
 from zerodrift.weights.registry import Kind, Known, Registry, RegistryEntry
 from zerodrift.weights.session import Stage, UpdateSession
 from zerodrift.weights.update import UpdateManifest, check_update
+
+log = logging.getLogger("zerodrift.weights")
 
 
 class Updates:
@@ -63,11 +67,10 @@ class Updates:
         require.whole(InvalidValue, "retain", retain, "the current version and the one before it are kept", 2)
         self._loop, self._retain, self._decided = loop, retain, decided
         self._registry = Registry(Path(directory))
-        self._kept = Path(directory) / KEPT
         self._slot, self._taken = threading.Lock(), False
         self._under_way: WeightUpdate | None = None
         try:
-            self._kept.mkdir(exist_ok=True)
+            self._kept = make_kept(Path(directory))
             model = loop.engine.model
             self._own, self._ties = whole_manifest(model), ties_of(model)
             self._recover()
@@ -160,9 +163,10 @@ class Updates:
         self._take_slot()
         try:
             self._require_current(expected)
-            label = self._registry.versions.previous if to is None else to
-            known = self._known(label)
-            return self._switch(self._load(known), known.manifest, policy)
+            known = self._registry.versions.to_go_back_to(to)
+            version = self._switch(self._load(known), known.manifest, policy)
+            self._forget_oldest()
+            return version
         finally:
             self._free_slot()
 
@@ -170,20 +174,12 @@ class Updates:
         """The weights of a version that is kept, verified again; to replay what it made."""
         require.instance(InvalidValue, "version", version, str | WeightVersion)
         label = version if isinstance(version, str) else version.label
-        known = self._known(label)
+        known = self._registry.versions.require_kept(label)
         if isinstance(version, WeightVersion) and known.version != version:
             raise NotRetained(
                 f"version {label!r} is kept with digest {known.version.digest}, not {version.digest}"
             )
         return self._load(known)
-
-    def _known(self, label: str | None) -> Known:
-        versions = self._registry.versions
-        known = None if label is None else versions.known.get(label)
-        if known is None or not known.kept:
-            asked = "before the current one" if label is None else repr(label)
-            raise NotRetained(f"version {asked} is not kept; there are {', '.join(map(repr, versions.kept))}")
-        return known
 
     def _load(self, known: Known) -> StagedWeights:
         with read_update(self._kept, known.manifest) as (manifest, tensors):
@@ -191,6 +187,7 @@ class Updates:
                 raise DigestMismatch(
                     f"the weights of version {known.version.label!r} were exchanged on the disk; they are not used"
                 )
+            check_update(manifest, self._own, self._ties)
             session, staging = UpdateSession(manifest), Staging(self._loop.engine.model)
             for name, tensor in tensors:
                 staging.put(session.expect(name), tensor)
@@ -201,15 +198,13 @@ class Updates:
     def _switch(self, staged: StagedWeights, manifest: str, policy: KVPolicy) -> WeightVersion:
         """Current in the registry, and then in the engine, between the same two steps."""
         follows = self._registry.versions.current
-        version = self._loop.swap_weights(
+        return self._loop.swap_weights(
             staged,
             kv=policy,
             before=lambda: self._registry.append(
                 Kind.PUBLISHED, staged.version, manifest, follows=follows, kv=policy.value
             ),
         )
-        self._forget_oldest()
-        return version
 
     def _keep(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """On the disk first, and then in the registry: what it names is there."""
@@ -228,17 +223,24 @@ class Updates:
         shutil.rmtree(self._kept / known.manifest, ignore_errors=True)
 
     def _forget_oldest(self) -> None:
+        """Room on the disk, and no part of any update: where it fails, the next one tries again."""
         versions = self._registry.versions
         spare = [label for label in versions.kept if label not in (versions.current, versions.previous)]
         for label in spare[: max(0, len(versions.kept) - self._retain)]:
-            self._drop(Kind.FORGOTTEN, label)
+            try:
+                self._drop(Kind.FORGOTTEN, label)
+            except (ZerodriftError, OSError) as error:
+                log.warning("version %r is kept for now, though it is one too many: %s", label, error)
+                return
 
     def _recover(self) -> None:
-        self._sweep()
+        versions = self._registry.versions
+        if self._registry.begun:
+            sweep(self._kept, {versions.known[label].manifest for label in versions.kept})
         if self._registry.versions.current is None:
             self._adopt()
         else:
-            known = self._known(self._registry.versions.current)
+            known = self._registry.versions.require_kept(self._registry.versions.current)
             self._loop.swap_weights(self._load(known))
         for label in self._registry.versions.kept:
             known = self._registry.versions.known[label]
@@ -261,14 +263,6 @@ class Updates:
                 f"{self._kept.parent} was begun with other weights as {first.version!r}; remove it, or start with those"
             )
         self._registry.append(Kind.PUBLISHED, staged.version, first.identity)
-
-    def _sweep(self) -> None:
-        """Away with what a kill left half-written, or unnamed."""
-        versions = self._registry.versions
-        named = {versions.known[label].manifest for label in versions.kept}
-        for path in self._kept.iterdir():
-            if path.name not in named:
-                shutil.rmtree(path)
 
     def _take_slot(self) -> None:
         with self._slot:
@@ -311,7 +305,7 @@ class WeightUpdate:
         """Made by `Updates.begin`."""
         self._updates, self._session, self._staging = updates, UpdateSession(manifest), staging
         self._staged: StagedWeights | None = None
-        self._mutex = threading.Lock()
+        self._mutex, self._waits = threading.Lock(), False
 
     @property
     def stage(self) -> Stage:
@@ -350,13 +344,25 @@ class WeightUpdate:
         with self._mutex:
             self._session.require_next(Stage.PUBLISHED)
             identity = self._session.update.identity
-            version = self._updates._switch(self._verified(), identity, policy)  # noqa: SLF001
+            self._waits = policy is KVPolicy.DRAIN
+            try:
+                version = self._updates._switch(self._verified(), identity, policy)  # noqa: SLF001
+            finally:
+                self._waits = False
             self._session.move(Stage.PUBLISHED)
-            self._updates._free_slot()  # noqa: SLF001
+            self._let_go()
+            try:
+                self._updates._forget_oldest()  # noqa: SLF001
+            finally:
+                self._updates._free_slot()  # noqa: SLF001
             return version
 
     def abort(self) -> None:
         """End it; the version that serves serves on."""
+        if self._waits:
+            raise OutOfOrder(
+                "it is published when what is in flight has ended; resume the engine, or abort the requests"
+            )
         with self._mutex:
             self._session.require_next(Stage.ABORTED)
             self._end()
@@ -366,10 +372,15 @@ class WeightUpdate:
             raise OutOfOrder(f"the update to {self._session.update.version!r} was never verified")
         return self._staged
 
+    def _let_go(self) -> None:
+        """Of a second model in memory: whoever keeps an update that is over keeps its manifest."""
+        self._staged = None
+        self._staging.drop()
+
     def _end(self) -> None:
         committed = self._session.stage is Stage.COMMITTED
         self._session.move(Stage.ABORTED)
-        self._staged = None
+        self._let_go()
         self._updates._free_slot()  # noqa: SLF001
         if committed:
             self._updates._drop(Kind.ABORTED, self._session.update.version)  # noqa: SLF001

@@ -136,6 +136,10 @@ class Staging:
             )
         self._tensors[name], self._records[name] = copied, record
 
+    def drop(self) -> None:
+        """Let go of what came."""
+        self._tensors.clear()
+
     def finish(self, label: str) -> StagedWeights:
         """All that came, tried on the canary: finite one by one, and together."""
         own = {name: self._tensors[name] for name in self._places}

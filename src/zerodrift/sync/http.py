@@ -5,6 +5,7 @@
     POST   /updates/ID/prepare     verify, and put on the disk
     POST   /updates/ID/publish     serve it
     DELETE /updates/ID             forget it
+    DELETE /updates                end what a trainer that is gone left: served where that was decided, else forgotten
     POST   /rollback               the version before, where this one is expected
     GET    /version                what serves now
 
@@ -39,6 +40,7 @@ from zerodrift.core.errors import (
 )
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.updates import Updates, WeightUpdate
+from zerodrift.sync.decisions import Decisions
 from zerodrift.weights.session import Stage
 from zerodrift.weights.update import MOST_MANIFEST_BYTES, UpdateManifest, decode_update, encode_update
 
@@ -65,9 +67,17 @@ class _Refusal(msgspec.Struct):
 class WeightServer:
     """The engine's side: calls become steps of `Updates`, one at a time."""
 
-    def __init__(self, updates: Updates, token: bytes, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listens at once; `address` says where."""
-        self._updates, self._token = updates, token
+    def __init__(
+        self,
+        updates: Updates,
+        token: bytes,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        decisions: Decisions | None = None,
+    ) -> None:
+        """Listens at once; `address` says where. `decisions`: the publisher's, to be asked where it is gone."""
+        self._updates, self._token, self._decisions = updates, token, decisions
         self._mutex = threading.Lock()
         self._open: tuple[UpdateManifest, WeightUpdate] | None = None
         server = self
@@ -126,6 +136,8 @@ class WeightServer:
             return self._begin(_body(call, MOST_MANIFEST_BYTES), call.headers.get(EXPECTED, ""))
         if (verb, path) == ("POST", "/rollback"):
             return msgspec.json.encode(self._updates.rollback(unquote(call.headers.get(EXPECTED, ""))))
+        if (verb, path) == ("DELETE", "/updates"):
+            return self._end_foreign()
         if (route := _ROUTE.fullmatch(path)) is None:
             raise OutOfOrder(f"{verb} {path[:200]} is no call; see zerodrift.sync.http")
         return self._step(call, verb, route[1], unquote(route[2] or ""))
@@ -133,9 +145,23 @@ class WeightServer:
     def _begin(self, content: bytes, expected: str) -> bytes:
         update = decode_update(content, "the manifest")
         if self._open is not None and self._open[1].stage not in (Stage.PUBLISHED, Stage.ABORTED):
-            raise OutOfOrder(f"the update to {self._open[0].version!r} is under way; DELETE it first")
+            raise OutOfOrder(
+                f"the update to {self._open[0].version!r} is under way; where its trainer is gone, "
+                "HttpTarget.take_over() ends it as was decided"
+            )
         self._open = (update, self._updates.begin(update, unquote(expected)))
         return b"{}"
+
+    def _end_foreign(self) -> bytes:
+        """As was decided; where nothing was, it is decided here that it is not made, and its trainer hears so if it lives."""
+        if self._open is not None and self._open[1].stage not in (Stage.PUBLISHED, Stage.ABORTED):
+            update, under_way = self._open
+            made = self._decisions is not None and self._decisions.decide(update.identity, made=False)
+            if made and under_way.stage is Stage.COMMITTED:
+                under_way.publish()
+            else:
+                under_way.abort()
+        return msgspec.json.encode(self._updates.current)
 
     def _step(self, call: Any, verb: str, identity: str, rest: str) -> bytes:
         if self._open is None or self._open[0].identity != identity:
@@ -189,7 +215,7 @@ class HttpTarget:
     def __init__(
         self, address: str, token: bytes, *, name: str, kv: str = "recompute", timeout_s: float = 600.0
     ) -> None:
-        """`address` is HOST:PORT."""
+        """`address` is HOST:PORT, where an engine listens: what it serves now is what the first update follows."""
         if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
             raise InvalidValue(
                 f"{name} is at {str(address)[:80]!r}; give HOST:PORT, as WeightServer.address has it"
@@ -201,18 +227,31 @@ class HttpTarget:
         self._asked = False
         """Whether the engine was told to publish it."""
         self._published: str | None = None
+        self._follows: WeightVersion | None = None
+        """What served before that."""
+        with self._connected() as call:
+            self._may_serve: tuple[WeightVersion, ...] = (self._current(call),)
+            """By what this target knows; two where an answer was lost. Whoever else published since is not overwritten."""
+
+    def take_over(self) -> WeightVersion:
+        """For a trainer that is started where another was killed: end what that left under way, and say what serves now."""
+        with self._connected() as call:
+            serves = msgspec.json.decode(call("DELETE", "/updates", b"", {}), type=WeightVersion)
+        self._prepared, self._asked, self._may_serve = None, False, (serves,)
+        return serves
 
     def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """On the engine's disk when this returns."""
         self._forget()  # left by an `abort` that was lost, it would be in the way
         with self._connected() as call:
-            current = self._current(call).label
+            current = self._current(call)
+            expected = current if current in self._may_serve else self._may_serve[-1]
             try:
-                call("POST", "/updates", encode_update(update), {EXPECTED: quote(current)})
+                call("POST", "/updates", encode_update(update), {EXPECTED: quote(expected.label)})
             except EngineUnreachable:
                 self._prepared = update  # it may have come, and only the answer be lost
                 raise
-            self._prepared = update
+            self._prepared, self._follows, self._may_serve = update, expected, (expected,)
             for record in update.weights.tensors:
                 content = _content(tensors[record.name])
                 sums = {DIGEST: hashlib.sha256(content).hexdigest()}
@@ -225,13 +264,14 @@ class HttpTarget:
         if (update := self._prepared) is None:
             raise OutOfOrder(f"{self.name} has no update to publish; prepare one first")
         self._asked, self._published = True, update.version
+        self._may_serve = (*self._may_serve, update.weight_version)
         with self._connected() as call:
             try:
                 call("POST", f"/updates/{update.identity}/publish", b"", {KV: self._kv})
-            except EngineUnreachable:
+            except (EngineUnreachable, OutOfOrder):  # the second: it was published when it was asked before
                 if self._current(call) != update.weight_version:
                     raise
-        self._prepared, self._asked = None, False
+        self._prepared, self._asked, self._may_serve = None, False, (update.weight_version,)
 
     def abort(self) -> None:
         """The old version serves on, or again: a call to publish of which nothing was heard may have come."""
@@ -249,11 +289,15 @@ class HttpTarget:
         if self._published is None:
             raise OutOfOrder(f"{self.name} was published nothing by this publisher")
         with self._connected() as call:
+            if self._follows is not None:
+                self._may_serve = (*self._may_serve, self._follows)
             try:
-                call("POST", "/rollback", b"", {EXPECTED: quote(self._published)})
+                said = call("POST", "/rollback", b"", {EXPECTED: quote(self._published)})
+                serves = msgspec.json.decode(said, type=WeightVersion)
             except EngineUnreachable:
-                if self._current(call).label == self._published:
+                if (serves := self._current(call)).label == self._published:
                     raise
+            self._may_serve = (serves,)
 
     def _forget(self) -> bool:
         """Have the engine forget what may be under way; False where it was not: never begun, or over already."""

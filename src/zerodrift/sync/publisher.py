@@ -24,6 +24,7 @@ from zerodrift.sync.take import ReceiptTaker
 from zerodrift.sync.target import WeightTarget
 from zerodrift.weights.gathered import WholeState, gather_along, whole_state
 from zerodrift.weights.listing import manifest_of
+from zerodrift.weights.of_model import beside_checkpoint
 from zerodrift.weights.update import UpdateManifest
 
 
@@ -69,7 +70,13 @@ class WeightPublisher:
                 f"{unguarded[0]} cannot go back to the version before, and no receipt would be taken of it; give a "
                 "ReceiptTaker whose replica has its name"
             )
+        if decisions is None and any(isinstance(each, GlooPeers) for each in targets):
+            raise InvalidValue(
+                "GlooPeers look in `decisions` whether an update is made when they lose the trainer, and there are none; give "
+                "Decisions(directory), the one that serve_gloo has"
+            )
         self._model, self._takers, self._decisions = model, tuple(takers), decisions
+        self._owing: list[WeightTarget] = []
         # Stable, so that servers come last and else in the order given.
         self._targets = sorted(targets, key=lambda target: not target.goes_back)
 
@@ -98,8 +105,10 @@ class WeightPublisher:
     def _send(self, state: WholeState, label: str, parent: WeightVersion | None) -> tuple[Receipt, ...]:
         for taker in self._takers:
             taker.require_started()
+        self._serve_all(self._owing)  # of an update that was decided before this one
         tensors, tied = state
-        update = UpdateManifest(version=label, parent=parent, weights=manifest_of(tensors), tied=tied)
+        weights = manifest_of(tensors, beside_checkpoint(self._model))
+        update = UpdateManifest(version=label, parent=parent, weights=weights, tied=tied)
         self._prepare(update, tensors)
         self._decide(update)
         self._hold(update.weight_version)
@@ -130,7 +139,7 @@ class WeightPublisher:
 
     def _serve(self) -> None:
         if self._decisions is not None:
-            self._serve_all()
+            self._serve_all(self._targets)
             return
         for number, target in enumerate(self._targets):
             try:
@@ -146,16 +155,18 @@ class WeightPublisher:
                     ) from error
                 raise
 
-    def _serve_all(self) -> None:
+    def _serve_all(self, targets: Sequence[WeightTarget]) -> None:
         """What was decided holds: one that fails does not keep the others from it, and is told of in the end."""
-        failed: list[Exception] = []
-        for target in self._targets:
+        failed: list[tuple[WeightTarget, Exception]] = []
+        for target in targets:
             try:
                 target.publish()
             except (ZerodriftError, OSError) as error:
-                failed.append(error)
+                failed.append((target, error))
+        # Who cannot go back fails stop, or makes it up by itself.
+        self._owing = [target for target, _ in failed if target.goes_back]
         if failed:
-            raise failed[0]
+            raise failed[0][1]
 
     @staticmethod
     def _each(targets: Sequence[WeightTarget], verb: str) -> list[str]:

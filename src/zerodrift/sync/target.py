@@ -57,10 +57,12 @@ class InProcess:
         self.name, self._updates, self._kv = name, updates, kv
         self._under_way: WeightUpdate | None = None
         self._published: str | None = None
+        self._serves = updates.current
+        """By what this target knows: whoever else published since is not overwritten."""
 
     def prepare(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """On the disk when this returns."""
-        opened = self._updates.begin(update, self._updates.current)
+        opened = self._updates.begin(update, self._serves)
         try:
             for record in update.weights.tensors:
                 opened.push(record.name, tensors[record.name])
@@ -76,7 +78,7 @@ class InProcess:
         """Between two steps."""
         if self._under_way is None:
             raise OutOfOrder(f"{self.name} has no update to publish; prepare one first")
-        self._under_way.publish(self._kv)
+        self._serves = self._under_way.publish(self._kv)
         self._under_way = None
 
     def abort(self) -> None:
@@ -89,7 +91,7 @@ class InProcess:
         """Also of an update that only this target has served."""
         if self._published is None:
             raise OutOfOrder(f"{self.name} was published nothing by this publisher")
-        self._updates.rollback(self._published)
+        self._serves = self._updates.rollback(self._published)
 
 
 class ServerTarget:
@@ -127,13 +129,16 @@ class ServerTarget:
         # From here on it may read there, also where no answer comes.
         self._prepared = None
         self._keep_last(directory)
+        resets = Capability.RESET_CACHE in self.backend.capabilities
         if isinstance(self.backend, VllmBackend):
             with self.backend.paused():
                 self.backend.load_weights(directory, version)
+                # Before anybody who waited can find what the old weights left there.
+                resets = resets and not self.backend.drop_cache()
         else:
             self.backend.load_weights(directory, version)
-        if Capability.RESET_CACHE in self.backend.capabilities:
-            self.backend.reset_cache()
+        if resets:
+            self.backend.reset_cache()  # and, of a server that does not say so, look whether it did
 
     def abort(self) -> None:
         """What was prepared and not sent is removed."""

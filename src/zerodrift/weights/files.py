@@ -15,7 +15,7 @@ from zerodrift.core.errors import InvalidValue, RecordError
 from zerodrift.records.archive.journal import write_all
 from zerodrift.records.archive.layout import flush_directory
 from zerodrift.records.archive.room import room_for
-from zerodrift.weights.folder import INDEX, MANIFEST, WEIGHTS, Folder, TensorBytes
+from zerodrift.weights.folder import INDEX, MANIFEST, WEIGHTS, Folder, TensorBytes, require_plain
 from zerodrift.weights.listing import manifest_of
 from zerodrift.weights.update import FileRecord, UpdateManifest, encode_update
 
@@ -34,6 +34,7 @@ def write_update(
 
     Returns the manifest with its files.
     """
+    require_plain(name, root)
     target, making = root / name, root / f".{name}.tmp"
     if target.exists():
         raise RecordError(f"{target} is there already; every update has a directory of its own")

@@ -12,8 +12,9 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,17 @@ MANIFEST, WEIGHTS, INDEX = "update.json", "model.safetensors", "model.safetensor
 KEPT = "weights"
 """Of an engine's versions: the directory of those that are kept, each under the identity of its manifest."""
 _NAME = re.compile(r"[\w\-][\w.\-]{0,199}", re.ASCII)
+_OURS = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.tmp")
+"""What a kept version is called: whole, and while it is written."""
 _LINKS = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
+
+
+def require_plain(name: object, root: Path) -> None:
+    """`name` leads nowhere but to one directory below `root`."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UnsafePath(
+            f"an update lies in {str(name)[:80]!r}; give the plain name of a directory in {root}"
+        )
 
 
 class ShardIndex(msgspec.Struct):
@@ -50,10 +61,7 @@ class Folder:
 
     def __init__(self, root: Path, name: str) -> None:
         """`name` is a plain one; `root` is what was configured, and no link."""
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise UnsafePath(
-                f"an update lies in {str(name)[:80]!r}; give the plain name of a directory in {root}"
-            )
+        require_plain(name, root)
         self.where = f"{root}/{name}"
         with refused(str(root), "the root of updates"):
             root_handle = os.open(root, DIRECTORY)
@@ -172,6 +180,22 @@ def _check_names(found: Iterable[str], expected: set[str], seen: set[str], where
         raise ModelError(f"{where} holds {few(twice)}, as another shard does; each tensor stands in one")
     if names != expected:
         raise ModelError(f"{where} does not hold what it should: {few(names ^ expected)} missing or too many")
+
+
+def make_kept(directory: Path) -> Path:
+    """Where the versions that are kept lie below `directory`: no link, since old ones are removed there."""
+    kept = directory / KEPT
+    kept.mkdir(exist_ok=True)
+    with refused(str(kept), "the directory of versions that are kept"):
+        os.close(os.open(kept, DIRECTORY))
+    return kept
+
+
+def sweep(kept: Path, named: Collection[str]) -> None:
+    """Away with versions that a kill left half-written, or that are not `named`; what else lies there is somebody's own."""
+    for path in kept.iterdir():
+        if path.name not in named and _OURS.fullmatch(path.name) and not path.is_symlink() and path.is_dir():
+            shutil.rmtree(path)
 
 
 def check_kept(directory: Path, identity: str) -> None:

@@ -6,8 +6,10 @@ off at the end are not; a seal that travels with rollouts would show that. A lin
 and is dropped.
 """
 
+import fcntl
 import hashlib
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,13 +19,21 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
-from zerodrift.core.errors import ArchiveLocked, DigestMismatch, NotRetained, RecordError, VersionConflict
+from zerodrift.core.errors import (
+    ArchiveLocked,
+    DigestMismatch,
+    NotRetained,
+    RecordError,
+    UnsafePath,
+    VersionConflict,
+)
 from zerodrift.core.frozen import freeze
 from zerodrift.core.version import WeightVersion
 from zerodrift.records.archive.journal import write_all
 from zerodrift.records.archive.layout import flush_directory
 from zerodrift.records.archive.room import room_for
 from zerodrift.records.codec import drop_torn_line, numbered_lines
+from zerodrift.weights.folder import refused
 
 LOG, LOCK = "versions.jsonl", ".lock"
 _START = "0" * 64
@@ -125,6 +135,21 @@ class Versions(msgspec.Struct, frozen=True):
         others = [label for label in self.trail if label != self.current and self.known[label].kept]
         return others[-1] if others else None
 
+    def require_kept(self, label: str | None) -> Known:
+        """A version that is kept; None: there is none before the current one."""
+        found = None if label is None else self.known.get(label)
+        if found is None or not found.kept:
+            named = "before the current one" if label is None else repr(label)
+            raise NotRetained(f"version {named} is not kept; there are {', '.join(map(repr, self.kept))}")
+        return found
+
+    def to_go_back_to(self, label: str | None) -> Known:
+        """`label`, or the version before the current one; it is kept, and it served."""
+        found = self.require_kept(self.previous if label is None else label)
+        if not found.was_current:
+            raise NotRetained(f"version {label!r} never served, so nobody can go back to it; publish it")
+        return found
+
 
 class Registry:
     """The log, held by one process at a time."""
@@ -135,10 +160,14 @@ class Registry:
         self._directory, self._path = directory, directory / LOG
         self._lock, self._mutex, self._closed = _held(directory), threading.Lock(), False
         try:
-            self._entries = self._opened()
-            self.versions = _folded(self._entries, self._path)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._handle = os.open(self._path, flags)
+            self.begun, self._handle = self._opened()
+            try:
+                drop_torn_line(self._path)
+                self._entries = list(read_log(self._path))
+                self.versions = _folded(self._entries, self._path)
+            except BaseException:
+                os.close(self._handle)
+                raise
         except BaseException:
             self._lock.release()
             raise
@@ -200,12 +229,21 @@ class Registry:
                 os.close(self._handle)
                 self._lock.release()
 
-    def _opened(self) -> list[RegistryEntry]:
-        if not self._path.exists():
-            self._path.touch()
+    def _opened(self) -> tuple[bool, int]:
+        """Whether there was a log, and the log: a plain file of this directory, before anything is changed in it."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        begun = os.path.lexists(self._path)
+        with refused(str(self._path), "the log of versions"):
+            handle = os.open(self._path, flags | (0 if begun else os.O_CREAT | os.O_EXCL), 0o644)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise UnsafePath(f"{self._path} is no plain file; it should be the log of versions")
+        if not _taken(handle):
+            os.close(handle)
+            raise _in_use(self._directory)
+        if not begun:
             flush_directory(self._directory)
-        drop_torn_line(self._path)
-        return list(read_log(self._path))
+        return begun, handle
 
 
 def read_log(path: Path) -> Iterator[RegistryEntry]:
@@ -248,7 +286,20 @@ def _held(directory: Path) -> FileLock:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise ArchiveLocked(
-            f"another engine updates its weights in {directory}; give each engine a directory of its own"
-        ) from error
+        raise _in_use(directory) from error
     return lock
+
+
+def _taken(handle: int) -> bool:
+    """The log itself: whoever tidies away `.lock` lets nobody else in."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _in_use(directory: Path) -> ArchiveLocked:
+    return ArchiveLocked(
+        f"another engine updates its weights in {directory}; give each engine a directory of its own"
+    )

@@ -457,3 +457,11 @@ def test_nothing_stays_open(served: Served, root: Path) -> None:
     with pytest.raises(UnsafePath):
         Folder(root, "../x")
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+@pytest.mark.parametrize("name", ["../escaped", "../../escaped", "/tmp/escaped", "a/b", "..", "", ".hidden"])
+def test_an_update_is_written_below_its_root_alone(root: Path, trainer: Any, name: str) -> None:
+    with pytest.raises(UnsafePath):
+        write_update(root, name, update_of(trainer, "new"), checkpoint_state(trainer))
+    assert {path.name for path in root.iterdir()} == {"one", "many"}
+    assert {path.name for path in root.parent.iterdir()} == {"root"}

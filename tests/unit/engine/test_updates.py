@@ -369,7 +369,7 @@ def test_a_restart_serves_what_was_published_last(engine_of: Make, trainer: Any,
     assert kept(tmp_path) == 3
     updates.close()
     loop.stop()
-    (tmp_path / "weights" / ".half.tmp").mkdir()
+    (tmp_path / "weights" / f".{update._session.update.identity}.tmp").mkdir()
     loop, updates = restarted(engine_of, tmp_path)
     assert (updates.current, loop.engine.version, bits(loop)) == (second, second, new)
     assert updates.retained == (first, second)

@@ -15,7 +15,7 @@ from zerodrift.core.errors import (
     VersionConflict,
 )
 from zerodrift.core.version import WeightVersion
-from zerodrift.weights.registry import LOG, Kind, Registry
+from zerodrift.weights.registry import LOCK, LOG, Kind, Registry
 
 A, B, C = (WeightVersion(name, name * 64) for name in "abc")
 
@@ -173,3 +173,24 @@ def test_a_seal_covers_every_field(log):
         log.write_bytes(msgspec.json.encode(other) + b"\n")
         with pytest.raises(DigestMismatch):
             opened(log)
+
+
+def test_a_lock_that_was_tidied_away_lets_nobody_in(log):
+    first = opened(log)
+    (log.parent / LOCK).unlink()
+    with pytest.raises(ArchiveLocked):
+        opened(log)
+    first.close()
+    opened(log).close()
+
+
+def test_nobody_goes_back_to_what_never_served(log):
+    registry = opened(log)
+    registry.append(Kind.COMMITTED, C, "mc")
+    versions = registry.versions
+    registry.close()
+    assert versions.to_go_back_to(None).version == A
+    with pytest.raises(NotRetained, match="never served"):
+        versions.to_go_back_to("c")
+    with pytest.raises(NotRetained, match="not kept"):
+        versions.to_go_back_to("d")
