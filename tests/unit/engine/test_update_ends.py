@@ -166,7 +166,9 @@ def test_an_abort_does_not_wait_for_a_drain_that_never_ends(
         request = loop.submit([5, 6, 7], SamplingParams(seed=3, max_tokens=3, ignore_eos=True))
         with ThreadPoolExecutor(1) as pool:
             published = pool.submit(update.publish, "drain")
+            deadline = time.monotonic() + 60
             while not loop._when_empty:
+                assert time.monotonic() < deadline, "the drain never began"
                 time.sleep(0.001)
             with pytest.raises(OutOfOrder, match="resume"):
                 updates.abort()
