@@ -1,15 +1,14 @@
 """A real vLLM of two ranks (`-tp 2`, two processes), one of which does not take an update: a receipt says which."""
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.one_step import Weights
+from tests.engines.one_step import Weights, serving
 
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_launch import DEFAULTS, launch_vllm, transfer_flags
+from zerodrift.backends.vllm_launch import DEFAULTS
 from zerodrift.core.version import WeightVersion
 from zerodrift.sync.canary import random_canary
 from zerodrift.sync.judge import Arrival
@@ -18,8 +17,6 @@ from zerodrift.sync.take import ReceiptTaker
 
 pytestmark = pytest.mark.engines
 
-ROOT = Path(__file__).parents[2]
-RELEASE = "vllm-0.32.0"
 FLAGS = "--dtype float32 --enforce-eager --max-model-len 1024 --served-model-name tiny -tp 2 --worker-extension-cls deaf_rank.DeafRank"
 
 
@@ -30,18 +27,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 @pytest.fixture(scope="module")
 def backend(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmBackend]:
-    python = ROOT / ".engines" / RELEASE / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{RELEASE} is not installed: engines/install {RELEASE}")
     path = [DEFAULTS.get("PYTHONPATH", ""), str(Path(__file__).with_name("ranks"))]
     env = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-    log = tmp_path_factory.mktemp("log") / "server.log"
-    arguments = [*FLAGS.split(), *transfer_flags(python, {})]
-    with (
-        contextlib.chdir(ROOT),
-        launch_vllm(python, weights.a, arguments, env, log, timeout_s=1800) as server,
-        contextlib.closing(VllmBackend(server.url, explicit=True, timeout_s=600)) as opened,
-    ):
+    with serving(weights.a, FLAGS, tmp_path_factory.mktemp("log") / "server.log", env) as opened:
         yield opened
 
 

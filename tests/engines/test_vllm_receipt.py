@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.one_step import Weights
+from tests.engines.one_step import Weights, serving
 
 from zerodrift.backends.vllm import VllmBackend
-from zerodrift.backends.vllm_launch import launch_vllm, transfer_flags
 from zerodrift.core.errors import NoReceipt
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import WeightVersion
@@ -22,8 +21,7 @@ from zerodrift.sync.target import ServerTarget
 
 pytestmark = pytest.mark.engines
 
-ROOT = Path(__file__).parents[2]
-RELEASE = "vllm-0.32.0"
+FLAGS = "--dtype float32 --enforce-eager --max-model-len 1024 --served-model-name tiny --enable-prompt-tokens-details"
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +31,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 
 @pytest.fixture(scope="module")
 def backend(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmBackend]:
-    python = ROOT / ".engines" / RELEASE / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{RELEASE} is not installed: engines/install {RELEASE}")
-    flags = "--dtype float32 --enforce-eager --max-model-len 1024 --served-model-name tiny --enable-prompt-tokens-details"
-    log = tmp_path_factory.mktemp("log") / "server.log"
-    with (
-        contextlib.chdir(ROOT),
-        launch_vllm(
-            python, weights.a, [*flags.split(), *transfer_flags(python, {})], {}, log, timeout_s=1800
-        ) as server,
-        contextlib.closing(VllmBackend(server.url, explicit=True, timeout_s=600)) as opened,
-    ):
+    with serving(weights.a, FLAGS, tmp_path_factory.mktemp("log") / "server.log", {}) as opened:
         yield opened
 
 
