@@ -14,7 +14,7 @@ from zerodrift.core.completion import Answer, Completion, EngineFingerprint, Fin
 from zerodrift.core.request import Prompt, Request, SamplingParams
 from zerodrift.core.version import VersionSpan, WeightVersion
 
-ROWS = 16
+ROWS = 24
 BATCH = 2
 
 

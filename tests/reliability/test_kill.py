@@ -17,7 +17,7 @@ from zerodrift.records.codec import read_lines
 from zerodrift.records.rollout import Rollout
 
 PROGRAM = Path(__file__).with_name("recording.py")
-ROWS = 16
+ROWS = 24
 
 
 class Program:
@@ -59,18 +59,20 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Program
 
 
 def record(program: Program, kill_after: int | None, delay: float = 0.0) -> int | None:
-    """Start one recorder; kill it `delay` seconds after so many batches. Returns new rows where it came to its end."""
+    """Start one recorder; kill it after so many batches and `delay` of another. Returns new rows where it ended."""
     program.say("go")
     word, pid = program.hear()
     assert word == "pid"
-    fresh = None
+    fresh, heard_at = None, time.monotonic()
     for batch in itertools.count(1):
         heard = program.hear()
         if heard[0] == "done":
             fresh = int(heard[1])
             break
+        # Not seconds: 20 ms were a part of a batch on one machine and three batches on another.
+        took, heard_at = time.monotonic() - heard_at, time.monotonic()
         if batch == kill_after:
-            time.sleep(delay)
+            time.sleep(delay * took)
             os.kill(int(pid), signal.SIGKILL)
             break
     program.say("reap")
@@ -88,7 +90,7 @@ def test_a_baseline_that_is_killed_again_and_again(recorder: tuple[Program, Path
     path.unlink()
     chance = random.Random(0)
     kills = 0
-    while record(program, kill_after=2, delay=chance.uniform(0, 0.02)) is None:
+    while record(program, kill_after=2, delay=chance.random()) is None:
         kills += 1
         lines = path.read_bytes().splitlines(keepends=True)
         assert len(lines) >= 1 + 4 * kills, "a batch that was said to be on the disk is gone"
