@@ -20,8 +20,7 @@ import torch
 from zerodrift.engine.limits import MOST_ROUNDS
 from zerodrift.engine.plan import TO_COME, Draw, StepPlan
 from zerodrift.exact.logprobs import head
-from zerodrift.exact.ops.interface import HeadShape
-from zerodrift.exact.paged import PagedKV, Pages, forward_tokens
+from zerodrift.exact.paged import PagedKV, PageStep, forward_tokens
 from zerodrift.exact.preparation import ops_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
@@ -209,8 +208,11 @@ class _Pinned:
         self.tables[: len(tables)] = torch.frombuffer(tables, dtype=torch.int32)
 
 
-class _SeatedStep:
-    """What the layers of a captured round share: all of it on the device, at places that stay."""
+class _SeatedStep(PageStep):
+    """A captured round: all of it on the device, at places that stay.
+
+    Keys out of sight are not even loaded on a GPU: what a block held before does not matter.
+    """
 
     def __init__(self, model: Any, kv: PagedKV, size: int, room: int) -> None:
         """`room` is for the blocks of all sequences together."""
@@ -234,24 +236,6 @@ class _SeatedStep:
         slots_B = torch.where(live_B, blocks_B * size + positions_B % size, self.kv.scratch * size)
         self.rows.copy_(self.kv.rows_of(slots_B))
         return live_B
-
-    def attend(
-        self,
-        ops: Any,
-        layer_index: int,
-        qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        shape: HeadShape,
-    ) -> torch.Tensor:
-        """Write, then read. Keys out of sight are not even loaded on a GPU: what a block held before does not matter."""
-        q_BHD, *new = qkv
-        pages = self.pages(layer_index)
-        self.kv.write(pages, self.rows, new)
-        out_BHD: torch.Tensor = ops.attend_paged(q_BHD, pages, self.plan, shape)
-        return out_BHD
-
-    def pages(self, layer_index: int) -> Pages:
-        """Keys and values of a layer."""
-        return self.kv.layers[layer_index]
 
 
 def _least(sequences: int) -> int:

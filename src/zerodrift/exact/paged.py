@@ -85,24 +85,12 @@ class PagedKV:
                 part[target] = part[source]
 
 
-class PagedStep:
-    """What the layers of one forward share, worked out before it."""
+class PageStep:
+    """What layers share that keep keys and values in pages: which rows are new, and who reads what."""
 
-    def __init__(self, model: Any, batch: PagedBatch, kv: PagedKV) -> None:
-        _check(batch, kv)
-        self.batch, self.kv = batch, kv
-        self.rows = kv.rows_of(batch.slots_T)
-        self.fresh = batch.slots_T[:0]
-        if ops_of(model).reads_unwritten:
-            self.fresh = batch.slots_T[batch.slots_T % kv.block_size == 0] // kv.block_size
-        queries = [
-            Query(begin, end, first, table.to(kv.layers[0][0].device))
-            for begin, end, first, table in zip(
-                batch.bounds[:-1], batch.bounds[1:], batch.firsts, batch.tables, strict=True
-            )
-        ]
-        windows = set(family_of(model).windows(model.config))
-        self.plan = ops_of(model).plan(queries, kv.block_size, kv.num_kv_heads, windows)
+    kv: PagedKV
+    rows: torch.Tensor
+    plan: Any
 
     def attend(
         self,
@@ -120,6 +108,29 @@ class PagedStep:
 
     def pages(self, layer_index: int) -> Pages:
         """Keys and values of a layer, to be written to and read."""
+        return self.kv.layers[layer_index]
+
+
+class PagedStep(PageStep):
+    """One forward over a batch, worked out before it."""
+
+    def __init__(self, model: Any, batch: PagedBatch, kv: PagedKV) -> None:
+        _check(batch, kv)
+        self.batch, self.kv = batch, kv
+        self.rows = kv.rows_of(batch.slots_T)
+        self.fresh = batch.slots_T[:0]
+        if ops_of(model).reads_unwritten:
+            self.fresh = batch.slots_T[batch.slots_T % kv.block_size == 0] // kv.block_size
+        queries = [
+            Query(begin, end, first, table.to(kv.layers[0][0].device))
+            for begin, end, first, table in zip(
+                batch.bounds[:-1], batch.bounds[1:], batch.firsts, batch.tables, strict=True
+            )
+        ]
+        windows = set(family_of(model).windows(model.config))
+        self.plan = ops_of(model).plan(queries, kv.block_size, kv.num_kv_heads, windows)
+
+    def pages(self, layer_index: int) -> Pages:
         # A block that changes hands may hold a NaN of its last owner beyond what is written now.
         if len(self.fresh):
             self.kv.layers[layer_index][1].index_fill_(0, self.fresh, 0)

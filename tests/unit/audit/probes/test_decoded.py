@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from tests.decode_damage import narrow_kv, positions_ahead, quieter_steps
 
 from zerodrift.audit.plan import probe_requests
 from zerodrift.audit.probes.consistency import SelfConsistency
@@ -14,7 +14,7 @@ from zerodrift.audit.probes.decoded import bent_alike, decoded_only
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.completion import Answer
 from zerodrift.core.request import Request
-from zerodrift.faults.damage import Damage, Damaged
+from zerodrift.faults.damage import Damaged
 from zerodrift.faults.wrapper import FaultyBackend, clone, the_reference
 from zerodrift.records.evidence import AgreementEvidence
 
@@ -70,52 +70,6 @@ def test_few_alternatives_are_no_curve():
     assert not bent_alike(RIGHT[:4], np.array([0.3, -0.1, 0.2, 0.7]), 1e-4)
 
 
-def ahead(by: int) -> Damage:
-    def later(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
-        if options.get("past_key_values") is None:
-            return None
-        return args, {**options, "position_ids": options["position_ids"] + by}
-
-    return lambda model: model.register_forward_pre_hook(later, with_kwargs=True)
-
-
-class _Narrow:
-    """A KV cache that keeps what single steps add in less precision."""
-
-    def __init__(self, cache: Any, dtype: torch.dtype) -> None:
-        self._cache, self._dtype = cache, dtype
-
-    def update(self, keys: torch.Tensor, values: torch.Tensor, *rest: Any) -> Any:
-        if keys.shape[-2] == 1:
-            keys, values = (each.to(self._dtype).to(each.dtype) for each in (keys, values))
-        return self._cache.update(keys, values, *rest)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
-
-
-def kept_in(dtype: torch.dtype) -> Damage:
-    def store(_: nn.Module, args: Any, options: dict[str, Any]) -> Any:
-        if options.get("past_key_values") is None:
-            return None
-        return args, {**options, "past_key_values": _Narrow(options["past_key_values"], dtype)}
-
-    def damage(model: Any) -> None:
-        for layer in model.base_model.layers:
-            layer.self_attn.register_forward_pre_hook(store, with_kwargs=True)
-
-    return damage
-
-
-def quieter(factor: float) -> Damage:
-    """Of single steps the MLP of one layer is too quiet, which no counterfactual knows."""
-
-    def quiet(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
-        return output * factor if output.shape[1] == 1 else output
-
-    return lambda model: model.base_model.layers[1].mlp.register_forward_hook(quiet)
-
-
 class Stubborn(FaultyBackend):
     """Likes best what it has said already: no penalty that anybody offers, and not decoding."""
 
@@ -147,11 +101,11 @@ def engine():
 @pytest.mark.parametrize(
     ("plant", "name", "only"),
     [
-        (lambda engine: Damaged(engine, ahead(1)), "path/rope", True),
-        (lambda engine: Damaged(engine, ahead(-2)), "path/rope", True),
-        (lambda engine: Damaged(engine, kept_in(torch.float8_e4m3fn)), "path/kv-precision", True),
-        (lambda engine: Damaged(engine, kept_in(torch.float8_e5m2)), "path/kv-precision", True),
-        (lambda engine: Damaged(engine, quieter(0.9)), "path/prefill-decode", True),
+        (lambda engine: Damaged(engine, positions_ahead(1)), "path/rope", True),
+        (lambda engine: Damaged(engine, positions_ahead(-2)), "path/rope", True),
+        (lambda engine: Damaged(engine, narrow_kv(torch.float8_e4m3fn)), "path/kv-precision", True),
+        (lambda engine: Damaged(engine, narrow_kv(torch.float8_e5m2)), "path/kv-precision", True),
+        (lambda engine: Damaged(engine, quieter_steps(0.9)), "path/prefill-decode", True),
         # Listed, because no two ways round alike.
         (lambda engine: engine, "path/prefill-decode", False),
         (Stubborn, "path/prefill-decode", False),
