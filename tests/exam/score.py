@@ -213,8 +213,8 @@ def state(rows: Sequence[Row], key: Sequence[Mapping[str, Any]], which: str) -> 
     """How much was sat, and whether it is a part that nobody chose."""
     ordered = [each.name for each in half(key, which) if each.fault]
     sat = [each.id for each in rows if each.kind != "healthy"]
-    if set(sat) == set(ordered):
-        return f"all {len(ordered)} sat"
+    if not sat or set(sat) == set(ordered):
+        return f"{'all' if sat else 'none'} of {len(ordered)} sat"
     first = "the first by hash" if set(sat) == set(ordered[: len(sat)]) else "NOT the first by hash"
     return f"{len(sat)} of {len(ordered)} sat, {first}"
 
