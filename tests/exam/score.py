@@ -2,17 +2,18 @@
 
     python tests/exam/score.py --half A --out runs/exam-A                                    # the table; exit 1 below the bar
     python tests/exam/score.py --half A --out runs/exam-A --write tests/exam/results-A.json
+    python tests/exam/score.py --half A --again tests/exam/results-A.json                    # kept rows by the rules of now
 """
 
 import argparse
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import places
 import yaml
 
 EXAM = Path(__file__).parent
@@ -53,6 +54,8 @@ class Row(NamedTuple):
     place: str
     """true, false or none; empty where no place was asked for."""
     seconds: float | None
+    fields: tuple[Mapping[str, Any], ...] = ()
+    """What is located as verdict.json has it, so that it can be marked again."""
 
 
 HEALTHY = tuple(
@@ -109,60 +112,9 @@ def judge_name(fault: Mapping[str, Any], causes: Sequence[str]) -> str:
     return "arguable" if first in fault.get("arguable", ()) else "false"
 
 
-PARTS = {
-    # What the key calls a part: beginnings of what the auditor may call it, and the quantities where not every one is true.
-    "attention": (("attention",), ("output", "missing")),
-    "attention-scale": (("attention", "q norm", "k norm"), None),
-    "kv": (("keys", "values", "keys and values"), None),
-    "v": (("values", "attention"), None),
-    "mlp": (("MLP",), None),
-    "mlp.act": (("MLP", "activation"), None),
-    "final-norm": (("final norm",), None),
-    "post-attention-norm": (("post_attention_layernorm",), None),
-    "input-norm": (("input_layernorm",), None),
-    "rope": (("rotary", "positions"), None),
-    "logits": (("logit", "logits"), None),
-    "residual-in": (("attention", "MLP", "residual stream into it"), ("output", "scale")),
-    "lm_head": (("logit", "logits"), None),
-    "embedding": (("embedding",), None),
-}
-
-
 def judge_place(fault: Mapping[str, Any], located: Sequence[Mapping[str, Any]]) -> str:
-    """Whether the first place is the true one, or says that it may be, and no other layer is blamed beside it."""
-    if not located:
-        return "none"
-    truth = fault["located"] or {}
-    first = located[0]
-    alternatives = [_place(first), *filter(None, str(first.get("alike", "")).split(" or "))]
-    tokens = truth.get("tokens")
-    if isinstance(tokens, list):
-        true = {each.get("index") for each in located} <= set(tokens) and _is_true(truth, alternatives[0])
-    else:
-        true = any(_is_true(truth, said) for said in alternatives)
-    beside = all(each.get("layer") == first.get("layer") for each in located)
-    return "true" if true and beside else "false"
-
-
-def _place(place: Mapping[str, Any]) -> str:
-    """`layer 1, attention head 3 output`, as the auditor writes those that it cannot tell apart."""
-    layer = "" if place.get("layer") is None else f"layer {place['layer']}, "
-    index = "" if place.get("index") is None else f" {place['index']}"
-    return f"{layer}{place['part']}{index} {place['quantity']}"
-
-
-def _is_true(truth: Mapping[str, Any], said: str) -> bool:
-    part = str(truth.get("part", ""))
-    known = PARTS.get(part) or PARTS.get(part.partition(".")[0].partition("-")[0])
-    if known is None:
-        return False
-    names, quantity = known
-    layer, rest = re.fullmatch(r"(?:layer (\d+), )?(.*)", said).groups()
-    wanted = truth.get("layer")
-    same_layer = layer == (None if wanted in (None, "all") else str(wanted))
-    index = truth.get("head", truth.get("neuron"))
-    same_index = index is None or f" {index} " in rest
-    return same_layer and same_index and rest.startswith(names) and (quantity is None or rest.endswith(quantity))
+    """True, false or none, of the places in a verdict."""
+    return places.judge(fault["located"] or {}, [places.said(each) for each in located])
 
 
 def row(fault: Mapping[str, Any], outcome: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> Row:
@@ -175,18 +127,32 @@ def row(fault: Mapping[str, Any], outcome: Mapping[str, Any], verdict: Mapping[s
         said, found = verdict["verdict"].upper(), verdict["causes"]
     gating = [cause for cause in found if cause["gating"]]
     causes = tuple(cause["cause"] for cause in gating)
-    places = gating[0].get("located", []) if gating else []
+    located = gating[0].get("located", []) if gating else []
     name = judge_name(fault, causes)
     asked = fault["family"] in ARITHMETIC and name == UNEXPLAINED
     return Row(
-        fault["id"], fault["family"], tuple(fault["true_names"]), said, causes, tuple(map(_message, places)), name,
-        judge_place(fault, places) if asked else "", outcome.get("seconds"),
+        fault["id"], fault["family"], tuple(fault["true_names"]), said, causes, tuple(map(_message, located)), name,
+        judge_place(fault, located) if asked else "", outcome.get("seconds"), tuple(located),
     )
+
+
+def again(kept: Sequence[Mapping[str, Any]], key: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Rows of a results-*.json by the rules of now: places from their fields, or from the text where that is all there is."""
+    faults = {fault["id"]: fault for fault in key}
+    rows = []
+    for each in kept:
+        old = Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()})
+        if old.place:
+            fault = faults[old.id]
+            said = [places.said(one) for one in old.fields] or [places.said_in_text(one) for one in old.located]
+            old = old._replace(place=places.judge(fault["located"] or {}, said))
+        rows.append(old)
+    return rows
 
 
 def _message(place: Mapping[str, Any]) -> str:
     alike = f" (or {place['alike']})" if place.get("alike") else ""
-    return f"{_place(place)} {place['estimate']:.5g}{alike}, R² {place['r2']:.2f}"
+    return f"{places.words(place)} {place['estimate']:.5g}{alike}, R² {place['r2']:.2f}"
 
 
 class Score(NamedTuple):
@@ -243,6 +209,16 @@ def collect(out: Path, key: Sequence[Mapping[str, Any]], which: str) -> list[Row
     return rows
 
 
+def state(rows: Sequence[Row], key: Sequence[Mapping[str, Any]], which: str) -> str:
+    """How much was sat, and whether it is a part that nobody chose."""
+    ordered = [each.name for each in half(key, which) if each.fault]
+    sat = [each.id for each in rows if each.kind != "healthy"]
+    if not sat or set(sat) == set(ordered):
+        return f"{'all' if sat else 'none'} of {len(ordered)} sat"
+    first = "the first by hash" if set(sat) == set(ordered[: len(sat)]) else "NOT the first by hash"
+    return f"{len(sat)} of {len(ordered)} sat, {first}"
+
+
 def text(rows: Sequence[Row], total: Score) -> str:
     """A table, and the figures."""
     lines = [
@@ -252,6 +228,8 @@ def text(rows: Sequence[Row], total: Score) -> str:
         ))
         for each in rows
     ]
+    said = [places.said(one) for each in rows if each.place for one in each.fields]
+    lines += [f"not in the table of places.py, so counted as false: {words}" for words in places.unread(said)]
     lines.append(f"{total.sat} of {total.of} sat; detected {total.detected}; names {dict(total.names)}; "
                  f"located truly {total.true_place} of {total.asked_place}; healthy {dict(total.healthy)}")
     return "\n".join(lines) + "\n"
@@ -260,19 +238,26 @@ def text(rows: Sequence[Row], total: Score) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--half", choices=sorted(KEYS), required=True)
-    parser.add_argument("--out", type=Path, required=True, help="what sit.py wrote")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--out", type=Path, help="what sit.py wrote")
+    source.add_argument("--again", type=Path, help="results as JSON, to be marked by the rules of now")
     parser.add_argument("--write", type=Path, help="results as JSON")
     parser.add_argument("--commit", default="", help="of the auditor, for --write")
     asked = parser.parse_args()
     key = read_key(EXAM / KEYS[asked.half])
-    rows = collect(asked.out, key, asked.half)
-    total = score(rows, len(half(key, asked.half)) - len(HEALTHY))
-    sys.stdout.write(text(rows, total))
+    if asked.again:
+        kept = json.loads(asked.again.read_text())
+        if kept["half"] != asked.half:
+            parser.error(f"{asked.again} is of half {kept['half']}")
+        rows, asked.commit = again(kept["rows"], key), asked.commit or kept["auditor"]
+    else:
+        rows = collect(asked.out, key, asked.half)
+    total, how_much = score(rows, len(half(key, asked.half)) - len(HEALTHY)), state(rows, key, asked.half)
+    sys.stdout.write(f"{text(rows, total)}{how_much}\n")
     if asked.write:
-        state = {"half": asked.half, "auditor": asked.commit, "state": f"{total.sat} of {total.of} sat"}
+        head = {"half": asked.half, "auditor": asked.commit, "state": how_much, "score": total._asdict()}
         lines = ",\n  ".join(json.dumps(each._asdict(), ensure_ascii=False) for each in rows)
-        head = json.dumps(state | {"score": total._asdict()}, ensure_ascii=False)[:-1]
-        asked.write.write_text(f'{head},\n "rows": [\n  {lines}\n]}}\n')
+        asked.write.write_text(f'{json.dumps(head, ensure_ascii=False)[:-1]},\n "rows": [\n  {lines}\n]}}\n')
     return int(not total.passes)
 
 

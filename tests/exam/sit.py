@@ -1,6 +1,7 @@
 """Sits one half of the exam: a real vLLM per fault, one audit through the command line, all of it kept. README.md has the rules.
 
     python tests/exam/sit.py --half A --jobs 1 --out runs/exam-A     # goes on where it stopped
+    python tests/exam/sit.py --half A --first 10 --out runs/exam-A   # controls and ten faults by hash; without --first, the rest
     python tests/exam/score.py --half A --out runs/exam-A            # what came of it
 
 A folder per fault under --out: outcome.json (written last: what has one is not sat again), terminal.txt, server.log and
@@ -239,6 +240,18 @@ def sit_all(driver: Driver, sittings: list[Sitting], jobs: int, until: datetime.
         list(pool.map(one, sittings))
 
 
+def first(sittings: list[Sitting], count: int) -> list[Sitting]:
+    """The controls and the first faults of a half: a part that nobody chose, which score.py can say of it."""
+    faults = [each for each in sittings if each.fault]
+    return [*(each for each in sittings if not each.fault), *faults[:count]]
+
+
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--half", choices=sorted(KEYS), required=True)
@@ -246,7 +259,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--src", type=Path, default=ROOT / "src", help="the auditor")
     parser.add_argument("--models", type=Path, default=ROOT / ".cache" / "exam", help="made where they are missing")
-    parser.add_argument("--only", help="names with commas between them; unknown ones are refused")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--only", help="names with commas between them; unknown ones are refused")
+    some.add_argument("--first", type=positive, help="the healthy controls and so many faults, in the order of their hashes")
     parser.add_argument("--until", help="HH:MM of today: nothing is begun after it")
     asked = parser.parse_args()
     until = None
@@ -254,6 +269,8 @@ def main() -> int:
         clock = datetime.time.fromisoformat(asked.until)
         until = datetime.datetime.combine(datetime.datetime.now().astimezone(), clock).astimezone()
     sittings = half(read_key(EXAM / KEYS[asked.half]), asked.half)
+    if asked.first:
+        sittings = first(sittings, asked.first)
     if asked.only:
         only = asked.only.split(",")
         if unknown := set(only) - {each.name for each in sittings}:

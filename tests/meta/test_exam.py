@@ -1,8 +1,10 @@
 """The exam is marked by its rules: what counts as detected, as a name, as a place. All faults here are made up."""
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 
 @pytest.fixture
@@ -35,6 +37,11 @@ def place(**changes):
 def verdict(*causes, outcome="fail", located=()):
     found = [{"cause": name, "gating": True, "located": list(located)} for name in causes]
     return {"verdict": outcome, "causes": [*found, {"cause": "path/rope", "gating": False, "located": []}]}
+
+
+def made_up(kind):
+    """Answers that nobody gave, and their marks."""
+    return yaml.safe_load((Path(__file__).parents[1] / "exam" / "answers.yaml").read_text())[kind]
 
 
 RAN = {"server": "ran", "exit": 1, "seconds": 20.0}
@@ -102,6 +109,68 @@ def test_the_first_cause_is_the_name(score, causes, name):
 )
 def test_a_place_is_true_by_layer_part_and_index(score, truth, said, judged):
     assert score.judge_place(fault(located=truth), said) == judged
+
+
+@pytest.mark.parametrize(("truth", "words", "judged"), made_up("words"))
+def test_words_for_a_place(score, truth, words, judged):
+    named, _, alike = words.removesuffix(")").partition(" (or ")
+    layer, _, rest = named.rpartition(", ")
+    part, quantity = rest.rsplit(" ", 1)
+    own = {"layer": int(layer.removeprefix("layer ")) if layer else None, "part": part, "index": None}
+    one = place(**own, quantity=quantity, alike=alike)
+    assert score.judge_place(fault(located=truth), [one]) == judged
+    # And the same of a row that was kept as text.
+    kept = score.row(fault(located=truth), RAN, verdict("unexplained", located=[one]))._asdict()
+    (again,) = score.again([kept | {"fields": [], "place": "false"}], [fault(located=truth)])
+    assert again.place == judged
+
+
+@pytest.mark.parametrize(("truth", "fields", "judged"), made_up("fields"))
+def test_fields_for_a_place(score, truth, fields, judged):
+    one = place(index=None) | fields
+    assert score.judge_place(fault(located=truth), [one]) == judged
+
+
+def test_every_place_that_is_blamed_must_be_true(score):
+    truth = {"layer": 1, "part": "mlp", "channels": [8, 15]}
+
+    def blamed(*rows, **beside):
+        each = [place(part="MLP", index=None, rows=pair) for pair in rows]
+        each += [place(index=None, **beside)] if beside else []
+        return score.judge_place(fault(located=truth), each)
+
+    assert blamed((8, 12)) == "false"
+    assert blamed((8, 12), (12, 16)) == "true"
+    assert blamed((8, 16), part="MLP", layer=0) == "false"
+    assert blamed((8, 16), part="attention") == "false"
+    assert blamed((8, 16), part="MLP") == "true"
+
+
+def test_words_that_are_not_known_are_told(score):
+    row = score.row(
+        fault(located={"layer": 1, "part": "mlp"}), RAN, verdict("unexplained", located=[place(part="flux")])
+    )
+    assert row.place == "false"
+    assert "flux 3 output" in score.text([row], score.score([row], 1))
+
+
+def test_the_marker_knows_every_part_of_arithmetic_in_the_keys(score):
+    for key in {*score.KEYS.values()}:
+        asked = [each for each in score.read_key(score.EXAM / key) if each["family"] in score.ARITHMETIC]
+        named = {each["located"]["part"] for each in asked if "part" in each["located"]}
+        assert asked
+        assert not named - set(score.places.TRUE_SITES), key
+
+
+def test_a_part_of_a_half_is_said_to_be_the_first_by_hash_or_not(score, script):
+    key = [fault(id=f"f{number}") for number in range(6)]
+    ordered = score.half(key, "A")
+    sit = script("exam/sit")
+    first = sit.first(ordered, 2)
+    assert [each.name for each in first] == [each.name for each in ordered[: len(score.HEALTHY) + 2]]
+    rows = [score.row(fault(id=each.name), RAN, None) for each in first if each.fault]
+    assert score.state(rows, key, "A") == "2 of 6 sat, the first by hash"
+    assert score.state(rows[1:], key, "A") == "1 of 6 sat, NOT the first by hash"
 
 
 def test_a_place_is_asked_of_unexplained_arithmetic_alone(score):
