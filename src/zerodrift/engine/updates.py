@@ -222,15 +222,21 @@ class Updates:
         self._registry.append(kind, known.version, known.manifest)
         shutil.rmtree(self._kept / known.manifest, ignore_errors=True)
 
+    def _dropped(self, kind: Kind, label: str) -> bool:
+        """Or not, where a full disk takes no line: the next update, or start, tries again, and this one goes on."""
+        try:
+            self._drop(kind, label)
+        except (ZerodriftError, OSError) as error:
+            log.warning("version %r is kept for now, though it is one too many: %s", label, error)
+            return False
+        return True
+
     def _forget_oldest(self) -> None:
-        """Room on the disk, and no part of any update: where it fails, the next one tries again."""
+        """Room on the disk, and no part of any update."""
         versions = self._registry.versions
         spare = [label for label in versions.kept if label not in (versions.current, versions.previous)]
         for label in spare[: max(0, len(versions.kept) - self._retain)]:
-            try:
-                self._drop(Kind.FORGOTTEN, label)
-            except (ZerodriftError, OSError) as error:
-                log.warning("version %r is kept for now, though it is one too many: %s", label, error)
+            if not self._dropped(Kind.FORGOTTEN, label):
                 return
 
     def _recover(self) -> None:
@@ -246,9 +252,8 @@ class Updates:
             known = self._registry.versions.known[label]
             if not known.was_current and self._decided(known.manifest):
                 self._switch(self._load(known), known.manifest, KVPolicy.RECOMPUTE)
-            elif not known.was_current:
-                # Whoever was about to publish it is gone.
-                self._drop(Kind.ABORTED, label)
+            elif not known.was_current:  # and whoever was about to publish it is gone
+                self._dropped(Kind.ABORTED, label)
         self._forget_oldest()
 
     def _adopt(self) -> None:
