@@ -70,9 +70,10 @@ class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def made_by(self) -> tuple[WeightVersion, ...]:
-        """Also weights whose KV was written anew since: tokens were drawn over it."""
+        """Also weights whose KV was written anew since, over which tokens were drawn, and the adapter."""
         past = (segment.version for each in self.past for segment in each.segments)
-        return tuple(dict.fromkeys((*super().made_by, *past)))
+        adapter = () if self.lora is None else (WeightVersion(self.lora.name, self.lora.digest),)
+        return tuple(dict.fromkeys((*super().made_by, *past, *adapter)))
 
 
 class _Few(tuple[Any, ...]):

@@ -122,7 +122,7 @@ class ReceiptLedger:
         """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED.
 
         Stamp where rollouts are made, before the next update is sent: a label alone does not tell what was made while weights
-        changed from what was made before. Of the exact engine hand in outputs as they are: `completion()` does not have `past`.
+        changed from what was made before. Of the exact engine hand in outputs as they are: `completion()` leaves out `past` and `lora`.
         """
         completions = list(completions)  # whatever it takes to make them
         with self._fresh():

@@ -34,12 +34,13 @@ from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates
 from zerodrift.models.testbed_config import CONFIGS
 from zerodrift.sync.decisions import Decisions
-from zerodrift.sync.http import DIGEST, HttpTarget, WeightServer
+from zerodrift.sync.http import DIGEST, EXPECTED, HttpTarget, WeightServer, _content
 from zerodrift.sync.publisher import WeightPublisher
 from zerodrift.sync.target import InProcess
 from zerodrift.weights.digest import model_digest
 from zerodrift.weights.gathered import whole_state
 from zerodrift.weights.of_model import update_of
+from zerodrift.weights.update import encode_update
 
 SIZES = {
     "hidden_size": 32,
@@ -187,6 +188,20 @@ def test_http_refuses_what_is_not_an_update(engines: list[Updates], targets: lis
     tensors = whole_state(model_of(1)).tensors
     with targets[1]._connected() as call, pytest.raises(OutOfOrder):
         call("PUT", f"/updates/{update.identity}/lm_head.weight", b"", {})
+    # Whole, and never tried on the canary; and a message that was taken comes once more.
+    message = "POST", "/updates", encode_update(update), {EXPECTED: "v0"}
+    pushes = [
+        ("PUT", f"/updates/{update.identity}/{name}", content, {DIGEST: hashlib.sha256(content).hexdigest()})
+        for name, tensor in tensors.items()
+        for content in [_content(tensor)]
+    ]
+    for again in (message, pushes[0], ("POST", f"/updates/{update.identity}/publish", b"", {})):
+        with targets[1]._connected() as call, pytest.raises(OutOfOrder):
+            for each in (message, *pushes, again):
+                call(*each)
+        with targets[1]._connected() as call:
+            call("DELETE", f"/updates/{update.identity}", b"", {})
+    assert labels(engines) == ["v0", "v0"]
     with pytest.raises(DigestMismatch):
         targets[1].prepare(update, {name: tensor + 1 for name, tensor in tensors.items()})
     targets[1].abort()

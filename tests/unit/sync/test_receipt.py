@@ -18,7 +18,7 @@ from zerodrift.core.errors import (
     UnsafePath,
 )
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import LineagePass, LineageSegment, VersionSpan, WeightVersion
+from zerodrift.core.version import AdapterVersion, LineagePass, LineageSegment, VersionSpan, WeightVersion
 from zerodrift.engine.output import Output
 from zerodrift.sync.canary import Canary, canary_of, random_canary
 from zerodrift.sync.judge import Arrival
@@ -335,18 +335,26 @@ def test_weights_that_only_wrote_the_kv_need_a_receipt_too(ledger):
         ledger.stamp(made[1:], "a")
 
 
+def output(**more):
+    """Of the exact engine, at the third version."""
+    plain = msgspec.structs.asdict(rollout(THIRD)) | {"lineage": (LineageSegment(THIRD, 0, 1),)}
+    return Output(**plain, request_id="r", numeric={}, **more)
+
+
+def test_an_adapter_beside_the_weights_needs_a_receipt_too(ledger):
+    """That of the base says nothing of it, and none is taken of adapters."""
+    ledger.append(receipt(THIRD))
+    assert require_receipt(ledger.stamp([output()], "a"), ledger) == [output().completion()]
+    with pytest.raises(NoReceipt, match="'policy-7'"):
+        ledger.stamp([output(lora=AdapterVersion("policy-7", "d" * 64))], "a")
+
+
 def test_weights_whose_kv_was_written_anew_since_need_a_receipt_too(ledger):
     """Kept over one update and recomputed at the next: neither the versions nor the lineage of the last token have them."""
     for each in (receipt(), receipt(SECOND, Arrival.MISSED), receipt(THIRD)):
         ledger.append(each)
     made = [
-        Output(
-            **msgspec.structs.asdict(rollout(THIRD)) | {"lineage": (LineageSegment(THIRD, 0, 1),)},
-            request_id="r",
-            numeric={},
-            past=(LineagePass(1, (LineageSegment(before, 0, 1),)),),
-        )
-        for before in (FIRST, SECOND)
+        output(past=(LineagePass(1, (LineageSegment(before, 0, 1),)),)) for before in (FIRST, SECOND)
     ]
     [stamped] = ledger.stamp(made[:1], "a")
     assert len(stamped.receipts) == 2
