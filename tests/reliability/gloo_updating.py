@@ -39,7 +39,9 @@ PATIENCE = timedelta(seconds=300)
 
 
 def opened(directory: Path, role: str) -> Updates:
-    return Updates(loop_of(FIRST), directory / role, retain=2, decided=Decisions(directory / "decisions").made)
+    return Updates(
+        loop_of(FIRST), directory / role, retain=2, decided=Decisions(directory / "decisions").made
+    )
 
 
 def dying(point: str, after: Any, owner: Any, name: str) -> None:

@@ -353,9 +353,7 @@ def test_weights_whose_kv_was_written_anew_since_need_a_receipt_too(ledger):
     """Kept over one update and recomputed at the next: neither the versions nor the lineage of the last token have them."""
     for each in (receipt(), receipt(SECOND, Arrival.MISSED), receipt(THIRD)):
         ledger.append(each)
-    made = [
-        output(past=(LineagePass(1, (LineageSegment(before, 0, 1),)),)) for before in (FIRST, SECOND)
-    ]
+    made = [output(past=(LineagePass(1, (LineageSegment(before, 0, 1),)),)) for before in (FIRST, SECOND)]
     [stamped] = ledger.stamp(made[:1], "a")
     assert len(stamped.receipts) == 2
     assert require_receipt([stamped], ledger) == [made[0].completion()]
