@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import torch
+from tests.unit.engine.update_history import broken_promises
 from updating import FIRST, loop_of, model_of, say
 
-from tests.unit.engine.update_history import broken_promises
 from zerodrift.core.errors import ZerodriftError
 from zerodrift.engine.updates import Updates
 from zerodrift.weights.digest import checkpoint_state, model_digest

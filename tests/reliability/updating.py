@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tests.unit.engine.update_history import broken_promises
+
 from zerodrift.core.errors import ArchiveLocked, VersionConflict
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine

@@ -5,8 +5,8 @@ Many short sequences say more than few long ones, since a sequence is one witnes
 """
 
 import hashlib
-import os.path
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -72,7 +72,8 @@ def canary_of(completions: Iterable[Completion], longest: int = 64) -> Canary:
     Eight samples of each of 20 prompts, all behind one template, would be counted as 160 witnesses where 20 are.
     """
     one_each = {each.prompt_token_ids: each.sequence for each in reversed([*completions])}
-    shared = len(os.path.commonprefix(list(one_each)))
+    alike = takewhile(lambda at: len({*at}) == 1, zip(*one_each, strict=False))
+    shared = sum(1 for _ in alike)
     return Canary(tuple(sequence[shared:][:longest] for sequence in reversed(one_each.values())))
 
 
