@@ -119,7 +119,7 @@ class Updates:
         self._take_slot()
         try:
             self._require_current(expected)
-            self._require_new(update)
+            self._registry.versions.require_new(update.version, update.parent)
             opened = self._under_way = WeightUpdate(self, update, Staging(self._loop.engine.model))
         except BaseException:
             self._free_slot()
@@ -198,13 +198,12 @@ class Updates:
     def _switch(self, staged: StagedWeights, manifest: str, policy: KVPolicy) -> WeightVersion:
         """Current in the registry, and then in the engine, between the same two steps."""
         follows = self._registry.versions.current
-        return self._loop.swap_weights(
-            staged,
-            kv=policy,
-            before=lambda: self._registry.append(
-                Kind.PUBLISHED, staged.version, manifest, follows=follows, kv=policy.value
-            ),
-        )
+
+        def before() -> None:
+            self._require_ours()
+            self._registry.append(Kind.PUBLISHED, staged.version, manifest, follows=follows, kv=policy.value)
+
+        return self._loop.swap_weights(staged, kv=policy, before=before)
 
     def _keep(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """On the disk first, and then in the registry: what it names is there."""
@@ -282,24 +281,18 @@ class Updates:
 
     def _require_current(self, expected: str | WeightVersion) -> None:
         require.instance(InvalidValue, "expected", expected, str | WeightVersion)
+        self._require_ours()
         if expected not in (self.current, self.current.label):
             label = expected if isinstance(expected, str) else expected.label
             raise VersionConflict(
                 f"{label!r} was expected to be current, and {self.current.label!r} with digest {self.current.digest} is"
             )
 
-    def _require_new(self, update: UpdateManifest) -> None:
-        known = self._registry.versions.known
-        if update.version in known and known[update.version].taken:
+    def _require_ours(self) -> None:
+        if (runs := self._loop.engine.version) != self.current:
             raise VersionConflict(
-                f"a version {update.version!r} was committed before; a replay is refused, and every update has its own label"
-            )
-        parent = update.parent
-        if parent is not None and (
-            parent.label not in known or parent.digest not in (None, known[parent.label].version.digest)
-        ):
-            raise VersionConflict(
-                f"{update.version!r} follows {parent.label!r}, which was never committed here"
+                f"the engine runs {runs.label!r} with digest {runs.digest}, by somebody else, and {self.current.label!r} was "
+                f"published here; update it by one `Updates` alone, and make that of {self._kept.parent} anew to put its version back"
             )
 
 

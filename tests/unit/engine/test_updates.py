@@ -149,6 +149,33 @@ def test_one_who_expects_another_version_is_refused(loop: EngineLoop, updates: U
     updates.begin(manifest, updates.current).abort()
 
 
+def test_weights_that_somebody_else_swapped_in_are_not_published_over(
+    loop: EngineLoop, updates: Updates, trainer: Any, tiny: Any, tmp_path: Path
+) -> None:
+    """By hand, or by updates over another directory: what is said to be current here is not what runs."""
+    update = pushed(updates, trainer, "step 1", "step 0")
+    update.verify()
+    update.commit()
+    with Updates(loop, tmp_path / "others") as others:
+        publish(others, trained(tiny, 1.5), "step 1", "step 0")
+        lines = len(updates.entries)
+        with pytest.raises(VersionConflict, match="somebody else"):
+            update.publish()
+        assert (len(updates.entries), loop.engine.version) == (lines, others.current)
+        update.abort()
+        for attempt in (
+            lambda: updates.begin(update_of(trainer, "step 2"), "step 0"),
+            lambda: updates.rollback("step 0"),
+        ):
+            with pytest.raises(VersionConflict, match="somebody else"):
+                attempt()
+    updates.close()
+    with Updates(loop, tmp_path / "weights") as again:
+        assert loop.engine.version == again.current
+        publish(again, trainer, "step 3", "step 0")
+        again.rollback("step 3")
+
+
 def test_a_second_trainer_is_refused_and_the_first_goes_on(
     loop: EngineLoop, updates: Updates, trainer: Any, tiny: Any
 ) -> None:
