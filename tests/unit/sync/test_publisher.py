@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.unit.engine.update_history import broken_promises
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -73,6 +74,8 @@ def engines(tmp_path: Path) -> Iterator[list[Updates]]:
             loop = stack.enter_context(EngineLoop(engine))
             made.append(stack.enter_context(Updates(loop, tmp_path / name)))
         yield made
+        for name, each in zip("ab", made, strict=True):
+            assert broken_promises(each._loop, each, tmp_path / name) == []
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from tests.unit.engine.update_history import broken_promises
 from tests.unit.sync.test_publisher import TOKEN, model_of
 
 from zerodrift.core.errors import EngineError, InvalidValue, ModelError, OutOfOrder, VersionConflict
@@ -37,6 +38,7 @@ def updates(tmp_path: Path) -> Iterator[Updates]:
     engine = Engine(model_of(0), num_blocks=16, block_size=4, version="v0")
     with EngineLoop(engine) as loop, Updates(loop, tmp_path / "w") as made:
         yield made
+        assert broken_promises(loop, made, tmp_path / "w") == []
 
 
 @pytest.fixture
