@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from tests.unit.engine.update_history import broken_promises
-from updating import FIRST, loop_of, model_of, say
+from updating import FIRST, broken_promises, loop_of, model_of, say
 
 from zerodrift.core.errors import ZerodriftError
 from zerodrift.engine.updates import Updates
