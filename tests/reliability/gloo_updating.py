@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from updating import FIRST, die, model_of, say
+from updating import FIRST, broken_promises, die, loop_of, model_of, say
 
 from zerodrift.core.errors import ZerodriftError
-from zerodrift.engine.engine import Engine
-from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates, WeightUpdate
 from zerodrift.sync.decisions import Decisions
 from zerodrift.sync.gloo import GlooPeers, _Group, serve_gloo
@@ -41,8 +39,9 @@ PATIENCE = timedelta(seconds=300)
 
 
 def opened(directory: Path, role: str) -> Updates:
-    loop = EngineLoop(Engine(model_of(FIRST), num_blocks=16, block_size=4, version=FIRST))
-    return Updates(loop, directory / role, retain=2, decided=Decisions(directory / "decisions").made)
+    return Updates(
+        loop_of(FIRST), directory / role, retain=2, decided=Decisions(directory / "decisions").made
+    )
 
 
 def dying(point: str, after: Any, owner: Any, name: str) -> None:
@@ -115,7 +114,9 @@ def ended(child: int) -> int:
 
 
 def look(directory: Path, role: str) -> None:
-    say(role, "serves", opened(directory, role).current.label)
+    updates = opened(directory, role)
+    broken = broken_promises(updates._loop, updates, directory / role, retain=2)
+    say(role, "serves", "broken" if broken else updates.current.label)
 
 
 def main(directory: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.unit.engine.update_history import broken_promises
 
 from zerodrift.core.errors import VersionConflict
 from zerodrift.core.request import SamplingParams
@@ -28,6 +29,7 @@ def updates(tmp_path: Path, script: Callable[[str], ModuleType]) -> Iterator[Upd
     engine = Engine(script("reliability/updating").model_of("v0"), num_blocks=16, block_size=4, version="v0")
     with EngineLoop(engine) as loop, Updates(loop, tmp_path / "versions") as made:
         yield made
+        assert broken_promises(loop, made, tmp_path / "versions") == []
 
 
 @pytest.fixture

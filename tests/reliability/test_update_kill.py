@@ -127,6 +127,26 @@ def test_kills_again_and_again(engines: Engines, script: Callable[[str], ModuleT
     kill_at_every_point(engines, script("reliability/updating").POINTS, 200)
 
 
+def kill_at_one_touch_in(every: int, tmp_path: Path) -> None:
+    words = [sys.executable, str(PROGRAM.with_name("killed_updates.py")), str(tmp_path), str(every)]
+    run = subprocess.run(words, capture_output=True, text=True, check=True)
+    *looks, (_, touches) = [line.split() for line in run.stdout.splitlines()]
+    assert int(touches) > 60
+    assert [look[0] for look in looks] == [str(touch) for touch in range(1, int(touches) + 1, every)]
+    assert {len(look) for look in looks} == {2}, run.stdout
+    assert {label for _, label in looks} >= {"v0", "v1", "v3"}
+
+
+def test_a_kill_at_one_in_thirteen_touches_of_the_disk(tmp_path: Path) -> None:
+    """Of an engine's life: its first start, updates, a rollback, what is forgotten, and the start after the kill."""
+    kill_at_one_touch_in(13, tmp_path)
+
+
+@pytest.mark.long
+def test_a_kill_at_every_touch_of_the_disk(tmp_path: Path) -> None:
+    kill_at_one_touch_in(1, tmp_path)
+
+
 def test_half_an_update_would_be_seen(engines: Engines) -> None:
     """What the looks above are held against: weights that are not those of their label."""
     engines.look()

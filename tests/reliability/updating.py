@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+sys.path.append(str(Path(__file__).parents[2]))
+from tests.unit.engine.update_history import broken_promises
+
 from zerodrift.core.errors import ArchiveLocked, VersionConflict
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
@@ -57,6 +60,10 @@ def model_of(label: str) -> Any:
         for weight in model.parameters():
             weight.mul_(1 + int(label[1:]) / 64)
     return model
+
+
+def loop_of(label: str) -> EngineLoop:
+    return EngineLoop(Engine(model_of(label), num_blocks=16, block_size=4, version=label))
 
 
 def say(*words: object) -> None:
@@ -114,7 +121,7 @@ def plant(point: str) -> None:
 
 
 def update(directory: Path, label: str, expected: str, point: str) -> None:
-    loop = EngineLoop(Engine(model_of(FIRST), num_blocks=16, block_size=4, version=FIRST))
+    loop = loop_of(FIRST)
     versions, model = Updates(loop, directory, retain=2), model_of(label)
     manifest = update_of(model, label)
     try:
@@ -138,7 +145,7 @@ def update(directory: Path, label: str, expected: str, point: str) -> None:
 
 
 def look(directory: Path) -> None:
-    loop = EngineLoop(Engine(model_of(FIRST), num_blocks=16, block_size=4, version=FIRST))
+    loop = loop_of(FIRST)
     try:
         versions = Updates(loop, directory, retain=2)
     except ArchiveLocked:
@@ -150,6 +157,7 @@ def look(directory: Path) -> None:
     (found,) = loop.submit([5, 6, 7], PARAMS).result()
     kept = len(list((directory / "weights").iterdir()))
     whole = model_digest(model) == current.digest == model_digest(reference.model)
+    whole &= broken_promises(loop, versions, directory, retain=2) == []
     say("serves", current.label, whole, found.logprobs == expected.logprobs, kept)
 
 

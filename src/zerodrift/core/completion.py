@@ -15,7 +15,7 @@ from zerodrift.core import require
 from zerodrift.core.errors import ContractViolation, InvalidCompletion, InvalidValue, NonFinite
 from zerodrift.core.frozen import freeze
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import LineageSegment, VersionSpan, check_cover
+from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion, check_cover
 
 
 class LogprobKind(StrEnum):
@@ -96,6 +96,15 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def sequence(self) -> tuple[int, ...]:
         """Prompt and output, as the trainer scores them."""
         return self.prompt_token_ids + self.token_ids
+
+    @property
+    def made_by(self) -> tuple[WeightVersion, ...]:
+        """All weights that its tokens come from: those that made them, and those that wrote the KV which they looked back on."""
+        return tuple(dict.fromkeys(part.version for part in (*self.versions, *self.lineage)))
+
+    def completion(self) -> "Completion":
+        """Only what every engine gives, as records hold it."""
+        return Completion(**{name: getattr(self, name) for name in Completion.__struct_fields__})
 
 
 def _check_kinds(completion: Completion) -> None:

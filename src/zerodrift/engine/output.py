@@ -10,7 +10,7 @@ from zerodrift.core.completion import Completion, FinishReason, Problem, TokenAl
 from zerodrift.core.errors import EngineError, InvalidValue, ZerodriftError
 from zerodrift.core.frozen import freeze
 from zerodrift.core.request import Prompt, SamplingParams
-from zerodrift.core.version import AdapterVersion, LineagePass
+from zerodrift.core.version import AdapterVersion, LineagePass, WeightVersion
 from zerodrift.engine.identity import Identity
 from zerodrift.engine.plan import Drawn
 from zerodrift.engine.sample import Sample
@@ -68,9 +68,12 @@ class Output(Completion, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """On a screen: a thousand logprobs would push everything else off it."""
         return f"Output({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
-    def completion(self) -> Completion:
-        """Only what every engine gives, as records hold it."""
-        return Completion(**{name: getattr(self, name) for name in Completion.__struct_fields__})
+    @property
+    def made_by(self) -> tuple[WeightVersion, ...]:
+        """Also weights whose KV was written anew since, over which tokens were drawn, and the adapter."""
+        past = (segment.version for each in self.past for segment in each.segments)
+        adapter = () if self.lora is None else (WeightVersion(self.lora.name, self.lora.digest),)
+        return tuple(dict.fromkeys((*super().made_by, *past, *adapter)))
 
 
 class _Few(tuple[Any, ...]):

@@ -119,7 +119,7 @@ class Updates:
         self._take_slot()
         try:
             self._require_current(expected)
-            self._require_new(update)
+            self._registry.versions.require_new(update.version, update.parent)
             opened = self._under_way = WeightUpdate(self, update, Staging(self._loop.engine.model))
         except BaseException:
             self._free_slot()
@@ -198,13 +198,12 @@ class Updates:
     def _switch(self, staged: StagedWeights, manifest: str, policy: KVPolicy) -> WeightVersion:
         """Current in the registry, and then in the engine, between the same two steps."""
         follows = self._registry.versions.current
-        return self._loop.swap_weights(
-            staged,
-            kv=policy,
-            before=lambda: self._registry.append(
-                Kind.PUBLISHED, staged.version, manifest, follows=follows, kv=policy.value
-            ),
-        )
+
+        def before() -> None:
+            self._require_ours()
+            self._registry.append(Kind.PUBLISHED, staged.version, manifest, follows=follows, kv=policy.value)
+
+        return self._loop.swap_weights(staged, kv=policy, before=before)
 
     def _keep(self, update: UpdateManifest, tensors: Mapping[str, torch.Tensor]) -> None:
         """On the disk first, and then in the registry: what it names is there."""
@@ -222,15 +221,21 @@ class Updates:
         self._registry.append(kind, known.version, known.manifest)
         shutil.rmtree(self._kept / known.manifest, ignore_errors=True)
 
+    def _dropped(self, kind: Kind, label: str) -> bool:
+        """Or not, where a full disk takes no line: the next update, or start, tries again, and this one goes on."""
+        try:
+            self._drop(kind, label)
+        except (ZerodriftError, OSError) as error:
+            log.warning("version %r is kept for now, though it is one too many: %s", label, error)
+            return False
+        return True
+
     def _forget_oldest(self) -> None:
-        """Room on the disk, and no part of any update: where it fails, the next one tries again."""
+        """Room on the disk, and no part of any update."""
         versions = self._registry.versions
         spare = [label for label in versions.kept if label not in (versions.current, versions.previous)]
         for label in spare[: max(0, len(versions.kept) - self._retain)]:
-            try:
-                self._drop(Kind.FORGOTTEN, label)
-            except (ZerodriftError, OSError) as error:
-                log.warning("version %r is kept for now, though it is one too many: %s", label, error)
+            if not self._dropped(Kind.FORGOTTEN, label):
                 return
 
     def _recover(self) -> None:
@@ -246,9 +251,8 @@ class Updates:
             known = self._registry.versions.known[label]
             if not known.was_current and self._decided(known.manifest):
                 self._switch(self._load(known), known.manifest, KVPolicy.RECOMPUTE)
-            elif not known.was_current:
-                # Whoever was about to publish it is gone.
-                self._drop(Kind.ABORTED, label)
+            elif not known.was_current:  # and whoever was about to publish it is gone
+                self._dropped(Kind.ABORTED, label)
         self._forget_oldest()
 
     def _adopt(self) -> None:
@@ -277,24 +281,18 @@ class Updates:
 
     def _require_current(self, expected: str | WeightVersion) -> None:
         require.instance(InvalidValue, "expected", expected, str | WeightVersion)
+        self._require_ours()
         if expected not in (self.current, self.current.label):
             label = expected if isinstance(expected, str) else expected.label
             raise VersionConflict(
                 f"{label!r} was expected to be current, and {self.current.label!r} with digest {self.current.digest} is"
             )
 
-    def _require_new(self, update: UpdateManifest) -> None:
-        known = self._registry.versions.known
-        if update.version in known and known[update.version].taken:
+    def _require_ours(self) -> None:
+        if (runs := self._loop.engine.version) != self.current:
             raise VersionConflict(
-                f"a version {update.version!r} was committed before; a replay is refused, and every update has its own label"
-            )
-        parent = update.parent
-        if parent is not None and (
-            parent.label not in known or parent.digest not in (None, known[parent.label].version.digest)
-        ):
-            raise VersionConflict(
-                f"{update.version!r} follows {parent.label!r}, which was never committed here"
+                f"the engine runs {runs.label!r} with digest {runs.digest}, by somebody else, and {self.current.label!r} was "
+                f"published here; update it by one `Updates` alone, and make that of {self._kept.parent} anew to put its version back"
             )
 
 

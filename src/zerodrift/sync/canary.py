@@ -6,6 +6,7 @@ Many short sequences say more than few long ones, since a sequence is one witnes
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -30,6 +31,11 @@ class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             require.token_ids(InvalidPrompt, "a canary sequence", ids)
         if len(self.sequences) < 2 or min(map(len, self.sequences)) < 2:
             raise InvalidPrompt("a canary needs two sequences of two tokens: the first token is never scored")
+        if twice := len(self.sequences) - len({*self.sequences}):
+            raise InvalidPrompt(
+                f"{twice} of {len(self.sequences)} canary sequences stand there already: what errs alike is one witness, and "
+                "counted as several raises false alarms; give each once"
+            )
 
     @property
     def digest(self) -> str:
@@ -61,8 +67,14 @@ class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def canary_of(completions: Iterable[Completion], longest: int = 64) -> Canary:
-    """Of rollouts, each cut where it is long."""
-    return Canary(tuple(completion.sequence[:longest] for completion in completions))
+    """Of rollouts, one of each prompt and without what all prompts begin with, each cut where it is long.
+
+    Eight samples of each of 20 prompts, all behind one template, would be counted as 160 witnesses where 20 are.
+    """
+    one_each = {each.prompt_token_ids: each.sequence for each in reversed([*completions])}
+    alike = takewhile(lambda at: len({*at}) == 1, zip(*one_each, strict=False))
+    shared = sum(1 for _ in alike)
+    return Canary(tuple(sequence[shared:][:longest] for sequence in reversed(one_each.values())))
 
 
 def random_canary(vocab_size: int, tokens: int, seed: int = 0, avoid: Iterable[int] = ()) -> Canary:

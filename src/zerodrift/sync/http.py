@@ -41,6 +41,7 @@ from zerodrift.core.errors import (
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.updates import Updates, WeightUpdate
 from zerodrift.sync.decisions import Decisions
+from zerodrift.weights.manifest import TensorRecord
 from zerodrift.weights.session import Stage
 from zerodrift.weights.update import MOST_MANIFEST_BYTES, UpdateManifest, decode_update, encode_update
 
@@ -110,8 +111,10 @@ class WeightServer:
         """One call."""
         try:
             self._require_token(call.headers.get("Authorization", ""))
+            # Before the mutex: a trainer that is stopped in the middle of a tensor would keep it for as long.
+            body = self._body(call)
             with self._mutex:
-                status, content = HTTPStatus.OK, self._done(call)
+                status, content = HTTPStatus.OK, self._done(call, body)
         except ZerodriftError as error:
             status = HTTPStatus.CONFLICT
             content = msgspec.json.encode(_Refusal(error.code, str(error)[:MOST_WORDS]))
@@ -128,18 +131,31 @@ class WeightServer:
                 "the call carries no token, or another one; give the key that the server was given"
             )
 
-    def _done(self, call: Any) -> bytes:
+    def _body(self, call: Any) -> bytes:
+        """What came with a call that brings something, and no more than it may bring."""
+        if (call.command, call.path) == ("POST", "/updates"):
+            return _read(call, MOST_MANIFEST_BYTES)
+        if call.command == "PUT" and (route := _ROUTE.fullmatch(call.path)) is not None:
+            with self._mutex:
+                update, _ = self._under_way(route[1])
+            return _read(call, _record(update, unquote(route[2] or "")).nbytes)
+        return b""
+
+    def _done(self, call: Any, body: bytes) -> bytes:
         verb, path = call.command, call.path
         if (verb, path) == ("GET", "/version"):
             return msgspec.json.encode(self._updates.current)
         if (verb, path) == ("POST", "/updates"):
-            return self._begin(_body(call, MOST_MANIFEST_BYTES), call.headers.get(EXPECTED, ""))
+            return self._begin(body, call.headers.get(EXPECTED, ""))
         if (verb, path) == ("POST", "/rollback"):
             return msgspec.json.encode(self._updates.rollback(unquote(call.headers.get(EXPECTED, ""))))
         if (verb, path) == ("DELETE", "/updates"):
             return self._end_foreign()
         if (route := _ROUTE.fullmatch(path)) is None:
             raise OutOfOrder(f"{verb} {path[:200]} is no call; see zerodrift.sync.http")
+        if verb == "PUT":
+            self._push(call, body, route[1], unquote(route[2] or ""))
+            return b"{}"
         return self._step(call, verb, route[1], unquote(route[2] or ""))
 
     def _begin(self, content: bytes, expected: str) -> bytes:
@@ -163,15 +179,16 @@ class WeightServer:
                 under_way.abort()
         return msgspec.json.encode(self._updates.current)
 
-    def _step(self, call: Any, verb: str, identity: str, rest: str) -> bytes:
+    def _under_way(self, identity: str) -> tuple[UpdateManifest, WeightUpdate]:
         if self._open is None or self._open[0].identity != identity:
             raise OutOfOrder(
                 f"the update {identity[:16]}… is not under way; POST its manifest to /updates first"
             )
-        update, under_way = self._open
-        if verb == "PUT":
-            self._push(call, update, under_way, rest)
-        elif (verb, rest) == ("POST", "prepare"):
+        return self._open
+
+    def _step(self, call: Any, verb: str, identity: str, rest: str) -> bytes:
+        _, under_way = self._under_way(identity)
+        if (verb, rest) == ("POST", "prepare"):
             under_way.verify()
             under_way.commit()
         elif (verb, rest) == ("POST", "publish"):
@@ -182,11 +199,9 @@ class WeightServer:
             raise OutOfOrder(f"{verb} {rest[:80]!r} is no step of an update")
         return b"{}"
 
-    def _push(self, call: Any, update: UpdateManifest, under_way: WeightUpdate, name: str) -> None:
-        record = next((each for each in update.weights.tensors if each.name == name), None)
-        if record is None:
-            raise OutOfOrder(f"{name[:80]!r} is not in the manifest of {update.version!r}")
-        content = _body(call, record.nbytes)
+    def _push(self, call: Any, content: bytes, identity: str, name: str) -> None:
+        update, under_way = self._under_way(identity)
+        record = _record(update, name)
         if len(content) != record.nbytes or hashlib.sha256(content).hexdigest() != call.headers.get(DIGEST):
             raise DigestMismatch(
                 f"{len(content)} bytes of {name} came, and not those that were sent; send it again"
@@ -199,7 +214,14 @@ class WeightServer:
         under_way.push(name, tensor.view(getattr(torch, record.dtype)).reshape(record.shape))
 
 
-def _body(call: Any, most: int) -> bytes:
+def _record(update: UpdateManifest, name: str) -> TensorRecord:
+    record = next((each for each in update.weights.tensors if each.name == name), None)
+    if record is None:
+        raise OutOfOrder(f"{name[:80]!r} is not in the manifest of {update.version!r}")
+    return record
+
+
+def _read(call: Any, most: int) -> bytes:
     length = call.headers.get("Content-Length", "")
     if not length.isdecimal() or int(length) > most:
         raise OutOfOrder(f"a call has Content-Length {length[:40]!r}; {most} bytes at most are read")

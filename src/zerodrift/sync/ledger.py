@@ -122,7 +122,7 @@ class ReceiptLedger:
         """Rollouts of `replica`, each with the receipts of its versions; refused while its last one is not CONFIRMED.
 
         Stamp where rollouts are made, before the next update is sent: a label alone does not tell what was made while weights
-        changed from what was made before.
+        changed from what was made before. Of the exact engine hand in outputs as they are: `completion()` leaves out `past` and `lora`.
         """
         completions = list(completions)  # whatever it takes to make them
         with self._fresh():
@@ -134,14 +134,14 @@ class ReceiptLedger:
     def _stamped(
         self, completion: Completion, replica: str, of_replica: list[list[Receipt]]
     ) -> ReceiptedRollout:
-        versions = _made_by(completion)
+        versions = completion.made_by
         for version in versions:
             for theirs in of_replica:
                 _require_last(version, theirs)
         # That there are no tokens was said by some weights as well: the last.
-        versions = versions or [theirs[-1].version for theirs in of_replica]
+        versions = versions or tuple(theirs[-1].version for theirs in of_replica)
         receipts = tuple(dict.fromkeys(self._vouched(version, replica).id for version in versions))
-        return stamped(completion, receipts, replica, self._key)
+        return stamped(completion.completion(), receipts, replica, self._key)
 
     @contextmanager
     def _fresh(self) -> Iterator[None]:
@@ -201,10 +201,12 @@ class ReceiptLedger:
 
     def _required(self, rollout: ReceiptedRollout) -> Completion:
         named = [self._named(each) for each in rollout.receipts]
-        versions = _made_by(rollout.completion)
+        versions = rollout.completion.made_by
         if not named and not versions:
             raise NoReceipt("a rollout without tokens carries no receipt either; stamp it where it is made")
-        for version in versions or [each.version for each in named]:
+        # Of KV that was written anew since nothing but the receipts tells.
+        others = [each.version for each in named if not any(_same(each.version, made) for made in versions)]
+        for version in (*versions, *others):
             theirs = [each for each in named if _same(each.version, version)]
             if not theirs:
                 raise NoReceipt(
@@ -262,11 +264,6 @@ def _vouching(theirs: list[Receipt]) -> Receipt:
                 "cannot be told from what was made after; send it under another label"
             )
     return last
-
-
-def _made_by(completion: Completion) -> list[WeightVersion]:
-    """All weights that its tokens come from: those that made them, and those that wrote the KV which they looked back on."""
-    return list(dict.fromkeys(span.version for span in (*completion.versions, *completion.lineage)))
 
 
 def _same(receipt: WeightVersion, rollout: WeightVersion) -> bool:

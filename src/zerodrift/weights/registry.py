@@ -143,6 +143,18 @@ class Versions(msgspec.Struct, frozen=True):
             raise NotRetained(f"version {named} is not kept; there are {', '.join(map(repr, self.kept))}")
         return found
 
+    def require_new(self, label: str, parent: WeightVersion | None) -> None:
+        """Nothing was committed as `label`, and `parent` was."""
+        if label in self.known and self.known[label].taken:
+            raise VersionConflict(
+                f"a version {label!r} was committed before; a replay is refused, and every update has its own label"
+            )
+        if parent is not None and (
+            parent.label not in self.known
+            or parent.digest not in (None, self.known[parent.label].version.digest)
+        ):
+            raise VersionConflict(f"{label!r} follows {parent.label!r}, which was never committed here")
+
     def to_go_back_to(self, label: str | None) -> Known:
         """`label`, or the version before the current one; it is kept, and it served."""
         found = self.require_kept(self.previous if label is None else label)

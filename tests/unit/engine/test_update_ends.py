@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.engine.support import Make
+from tests.unit.engine.update_history import broken_promises
 
-from zerodrift.core.errors import ArchiveFull, ModelError, OutOfOrder, UnsafePath
+from zerodrift.core.errors import ArchiveFull, ModelError, NotRetained, OutOfOrder, UnsafePath
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
@@ -43,6 +44,10 @@ def committed(updates: Updates, model: Any, number: int) -> WeightUpdate:
     return update
 
 
+def no_room(*_: Any, **__: Any) -> Any:
+    raise ArchiveFull("no room")
+
+
 def test_a_disk_with_no_room_to_forget_takes_nothing_back(
     loop: EngineLoop, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -65,6 +70,23 @@ def test_a_disk_with_no_room_to_forget_takes_nothing_back(
         assert "one too many" in caplog.text
         committed(updates, tiny, 3).publish()
         assert [version.label for version in updates.retained] == ["step 2", "step 3"]
+
+
+def test_an_engine_starts_where_there_is_no_room_to_say_what_a_kill_left(
+    loop: EngineLoop, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    with Updates(loop, tmp_path) as updates:
+        committed(updates, tiny, 1)  # and its trainer, with the engine, is killed
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "append", no_room)
+        with Updates(loop, tmp_path) as updates:
+            assert (updates.current.label, loop.engine.version.label) == ("step 0", "step 0")
+            assert "'step 1' is kept for now" in caplog.text
+            with pytest.raises(NotRetained):
+                updates.rollback("step 0", to="step 1")
+    with Updates(loop, tmp_path) as updates:
+        assert [version.label for version in updates.retained] == ["step 0"]
+        assert broken_promises(loop, updates, tmp_path) == []
 
 
 @pytest.mark.parametrize("act", ["publish", "rollback", "pause"])

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.unit.engine.update_history import broken_promises
 
 from zerodrift.core.errors import (
     DigestMismatch,
@@ -32,6 +33,7 @@ from zerodrift.engine.updates import Updates
 from zerodrift.weights.digest import checkpoint_state
 from zerodrift.weights.files import read_update, write_update
 from zerodrift.weights.folder import INDEX, MANIFEST, WEIGHTS, Folder
+from zerodrift.weights.history import Violation
 from zerodrift.weights.of_model import update_of
 from zerodrift.weights.update import FileRecord, UpdateManifest, decode_update, encode_update
 
@@ -42,6 +44,11 @@ HEAD = "lm_head.weight"
 class Served(NamedTuple):
     loop: EngineLoop
     updates: Updates
+    directory: Path
+
+    def broken(self) -> list[Violation]:
+        """Promises that are not kept any more."""
+        return broken_promises(self.loop, self.updates, self.directory)
 
     def bits(self) -> tuple[float, ...]:
         self.loop.reset_cache()
@@ -53,7 +60,7 @@ def served(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     directory = tmp_path_factory.mktemp("versions")
     engine = Engine(tiny, num_blocks=16, block_size=4, version="old")
     with EngineLoop(engine) as loop, Updates(loop, directory) as updates:
-        yield Served(loop, updates)
+        yield Served(loop, updates, directory)
 
 
 @pytest.fixture(scope="module")
@@ -361,6 +368,7 @@ def test_what_is_torn_or_forged_is_refused_by_name(served: Served, root: Path, k
     assert named in str(refused.value)
     assert (served.updates.current, served.loop.engine.version) == (version, version)
     assert served.bits() == before
+    assert served.broken() == []
 
 
 def test_undamaged_they_are_read(root: Path, trainer: Any) -> None:
@@ -386,6 +394,7 @@ def test_a_root_that_is_a_link_is_refused(served: Served, root: Path, tmp_path: 
         served.updates.from_directory(link, "one", "old")
     with pytest.raises(NoWeights):
         served.updates.from_directory(tmp_path / "nowhere", "one", "old")
+    assert served.broken() == []
 
 
 def test_nan_with_valid_digests_is_refused(served: Served, root: Path, trainer: Any) -> None:
@@ -396,14 +405,14 @@ def test_nan_with_valid_digests_is_refused(served: Served, root: Path, trainer: 
     with pytest.raises(NonFinite) as refused:
         served.updates.from_directory(root, "nan", "old")
     assert HEAD in str(refused.value)
-    assert (served.updates.current.label, served.bits()) == ("old", before)
+    assert (served.updates.current.label, served.bits(), served.broken()) == ("old", before, [])
 
 
 def test_another_manifest_than_was_announced_is_refused(served: Served, root: Path) -> None:
     digest = manifest_in(root / "one").digest
     with pytest.raises(DigestMismatch):
         served.updates.from_directory(root, "many", "old", digest=digest)
-    assert served.updates.current.label == "old"
+    assert (served.updates.current.label, served.broken()) == ("old", [])
 
 
 @pytest.mark.parametrize("change", ["overwritten", "grown", "shrunk"])
@@ -433,7 +442,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         served.updates.from_directory(root, "one", "old")
     assert WEIGHTS in str(refused.value)
     monkeypatch.undo()
-    assert served.bits() == before
+    assert (served.bits(), served.broken()) == (before, [])
 
 
 def test_what_was_read_does_not_change_with_the_file(root: Path, trainer: Any) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from tests.unit.engine.support import Make
+from tests.unit.engine.update_history import broken_promises
 
 from zerodrift.core.errors import (
     ArchiveFull,
@@ -29,6 +30,7 @@ from zerodrift.core.request import SamplingParams
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates, WeightUpdate
+from zerodrift.engine.weights import StagedWeights
 from zerodrift.weights.digest import checkpoint_state, model_digest
 from zerodrift.weights.of_model import update_of
 from zerodrift.weights.registry import Kind, Registry
@@ -46,8 +48,10 @@ def loop(engine_of: Make) -> Iterator[EngineLoop]:
 
 @pytest.fixture
 def updates(loop: EngineLoop, tmp_path: Path) -> Iterator[Updates]:
+    """Whatever a test does to them, every promise is kept afterwards."""
     with Updates(loop, tmp_path / "weights") as made:
         yield made
+        assert broken_promises(loop, made, tmp_path / "weights") == []
 
 
 @pytest.fixture
@@ -101,6 +105,27 @@ def test_the_new_weights_serve_when_they_are_published_and_not_before(
     assert [entry.kind for entry in updates.entries] == [Kind.COMMITTED, Kind.PUBLISHED] * 2
 
 
+def test_a_promise_that_is_broken_would_be_seen(
+    engine_of: Make, trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What every test here ends with: of one tensor that never arrived, and of a log that lost its last line."""
+    real = StagedWeights.copy_into
+    with EngineLoop(engine_of(version="step 0")) as loop, Updates(loop, tmp_path) as updates:
+        head = loop.engine.model.lm_head.weight.clone()
+
+        def copy_into(staged: StagedWeights, model: Any) -> None:
+            real(staged, model)
+            model.lm_head.weight.copy_(head)
+
+        assert broken_promises(loop, updates, tmp_path) == []
+        monkeypatch.setattr(StagedWeights, "copy_into", copy_into)
+        publish(updates, trainer, "step 1", "step 0")
+        assert [found.invariant for found in broken_promises(loop, updates, tmp_path)] == ["I2", "I1"]
+        updates._registry._entries.pop()
+        assert {found.invariant for found in broken_promises(loop, updates, tmp_path)} == {"I2", "I1"}
+        assert "I8" in {found.invariant for found in broken_promises(loop, updates, tmp_path, retain=1)}
+
+
 def test_back_and_forth(loop: EngineLoop, updates: Updates, trainer: Any) -> None:
     old = bits(loop)
     publish(updates, trainer, "step 1", "step 0")
@@ -122,6 +147,33 @@ def test_one_who_expects_another_version_is_refused(loop: EngineLoop, updates: U
         with pytest.raises(VersionConflict):
             updates.begin(manifest, expected)
     updates.begin(manifest, updates.current).abort()
+
+
+def test_weights_that_somebody_else_swapped_in_are_not_published_over(
+    loop: EngineLoop, updates: Updates, trainer: Any, tiny: Any, tmp_path: Path
+) -> None:
+    """By hand, or by updates over another directory: what is said to be current here is not what runs."""
+    update = pushed(updates, trainer, "step 1", "step 0")
+    update.verify()
+    update.commit()
+    with Updates(loop, tmp_path / "others") as others:
+        publish(others, trained(tiny, 1.5), "step 1", "step 0")
+        lines = len(updates.entries)
+        with pytest.raises(VersionConflict, match="somebody else"):
+            update.publish()
+        assert (len(updates.entries), loop.engine.version) == (lines, others.current)
+        update.abort()
+        for attempt in (
+            lambda: updates.begin(update_of(trainer, "step 2"), "step 0"),
+            lambda: updates.rollback("step 0"),
+        ):
+            with pytest.raises(VersionConflict, match="somebody else"):
+                attempt()
+    updates.close()
+    with Updates(loop, tmp_path / "weights") as again:
+        assert loop.engine.version == again.current
+        publish(again, trainer, "step 3", "step 0")
+        again.rollback("step 3")
 
 
 def test_a_second_trainer_is_refused_and_the_first_goes_on(

@@ -19,7 +19,7 @@ from zerodrift.engine.updates import Updates
 from zerodrift.engine.weights import StagedWeights
 from zerodrift.weights import history
 from zerodrift.weights.digest import model_digest
-from zerodrift.weights.registry import Kind
+from zerodrift.weights.registry import Kind, RegistryEntry
 
 RETAIN = 3
 
@@ -35,6 +35,53 @@ def trained(model: Any, scale: float) -> Any:
 
 def bits_of(output: Any) -> tuple[tuple[int, str], ...]:
     return tuple((token, value.hex()) for token, value in zip(output.token_ids, output.logprobs, strict=True))
+
+
+def event_of(entry: RegistryEntry, in_flight: tuple[str, ...] = ()) -> history.AnyEvent:
+    """A line of the registry, as something that happened while these requests were under way."""
+    if entry.kind is Kind.COMMITTED:
+        return history.Committed(version=entry.version)
+    if entry.kind is not Kind.PUBLISHED:
+        return history.Dropped(label=entry.version.label)
+    under_way = () if entry.kv == "drain" else in_flight
+    return history.Published(version=entry.version, follows=entry.follows, kv=entry.kv, in_flight=under_way)
+
+
+def ended(name: str, output: Output) -> history.Ended:
+    """A request came back."""
+    return history.Ended(
+        request=name,
+        bits=bits_of(output),
+        prompt_length=len(output.prompt_token_ids),
+        versions=output.versions,
+        lineage=output.lineage,
+    )
+
+
+def broken_promises(
+    loop: EngineLoop, updates: Updates, directory: Path, retain: int = 4
+) -> list[history.Violation]:
+    """After a fault, with nothing in flight: all that was ever published, the weights as they are, a request in company, computed
+    again by the weights that it names, and alone, and how much lies on the disk."""
+    events = [event_of(entry) for entry in updates.entries]
+    engine, params = loop.engine, SamplingParams(seed=5, max_tokens=3, ignore_eos=True)
+    prompt, neighbour = [5, 6, 7, 8, 9], [5, 6, 7, 8, 4, 3]
+    loop.reset_cache()
+    handles = [loop.submit(each, params) for each in (neighbour, prompt)]
+    outputs = [handle.result()[0] for handle in handles]
+    loop.reset_cache()
+    alone = loop.submit(prompt, params).result()[0]
+    events += [
+        history.Stepped(version=engine.version, digest=model_digest(engine.model)),
+        ended("neighbour", outputs[0]),
+        ended("one", outputs[1]),
+        history.Recomputed(request="one", bits=bits_of(replay(engine, outputs[1], updates.weights_of))),
+        history.Alone(request="one", bits=bits_of(alone)),
+        history.Sized(
+            what="versions on the disk", value=len(list((directory / "weights").iterdir())), cap=retain
+        ),
+    ]
+    return history.violations(events)
 
 
 class Witness:
@@ -66,20 +113,7 @@ class Witness:
     def tell(self) -> None:
         """What the registry says that happened since."""
         entries = self.updates.entries
-        for entry in entries[self._told :]:
-            if entry.kind is Kind.COMMITTED:
-                self.events.append(history.Committed(version=entry.version))
-            elif entry.kind is Kind.PUBLISHED:
-                self.events.append(
-                    history.Published(
-                        version=entry.version,
-                        follows=entry.follows,
-                        kv=entry.kv,
-                        in_flight=() if entry.kv == "drain" else self._in_flight,
-                    )
-                )
-            else:
-                self.events.append(history.Dropped(label=entry.version.label))
+        self.events += [event_of(entry, self._in_flight) for entry in entries[self._told :]]
         self._told = len(entries)
         kept = len(list((self._directory / "weights").iterdir()))
         self.events.append(history.Sized(what="versions on the disk", value=kept, cap=RETAIN + 1))
@@ -134,15 +168,7 @@ class Witness:
     def end(self, output: Output) -> None:
         """A request came back: it is computed again by its segments, and again alone."""
         name = f"{output.request_id}/{output.sample_index}"
-        self.events.append(
-            history.Ended(
-                request=name,
-                bits=bits_of(output),
-                prompt_length=len(output.prompt_token_ids),
-                versions=output.versions,
-                lineage=output.lineage,
-            )
-        )
+        self.events.append(ended(name, output))
         try:
             again = replay(self.loop.engine, output, self.weights_of)
         except NotRetained:

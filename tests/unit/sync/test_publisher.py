@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.unit.engine.update_history import broken_promises
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -34,12 +35,13 @@ from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates
 from zerodrift.models.testbed_config import CONFIGS
 from zerodrift.sync.decisions import Decisions
-from zerodrift.sync.http import DIGEST, HttpTarget, WeightServer
+from zerodrift.sync.http import DIGEST, EXPECTED, HttpTarget, WeightServer, _content
 from zerodrift.sync.publisher import WeightPublisher
 from zerodrift.sync.target import InProcess
 from zerodrift.weights.digest import model_digest
 from zerodrift.weights.gathered import whole_state
 from zerodrift.weights.of_model import update_of
+from zerodrift.weights.update import encode_update
 
 SIZES = {
     "hidden_size": 32,
@@ -72,6 +74,9 @@ def engines(tmp_path: Path) -> Iterator[list[Updates]]:
             loop = stack.enter_context(EngineLoop(engine))
             made.append(stack.enter_context(Updates(loop, tmp_path / name)))
         yield made
+        for name, each in zip("ab", made, strict=True):
+            # What a test has closed it has begun anew, and looked at.
+            assert each._registry._closed or broken_promises(each._loop, each, tmp_path / name) == []
 
 
 @pytest.fixture
@@ -131,6 +136,7 @@ def test_what_is_decided_is_not_taken_back(
     engines[0].close()
     with Updates(engines[0]._loop, tmp_path / "a", decided=decisions.made) as again:
         assert again.current.label == "v1"
+        assert broken_promises(again._loop, again, tmp_path / "a") == []
 
 
 def test_an_engine_that_decided_against_it_ends_it_for_all(
@@ -187,6 +193,22 @@ def test_http_refuses_what_is_not_an_update(engines: list[Updates], targets: lis
     tensors = whole_state(model_of(1)).tensors
     with targets[1]._connected() as call, pytest.raises(OutOfOrder):
         call("PUT", f"/updates/{update.identity}/lm_head.weight", b"", {})
+    # Whole, and never tried on the canary; and a message that was taken comes once more.
+    message = "POST", "/updates", encode_update(update), {EXPECTED: "v0"}
+    pushes = [
+        ("PUT", f"/updates/{update.identity}/{name}", content, {DIGEST: hashlib.sha256(content).hexdigest()})
+        for name, tensor in tensors.items()
+        for content in [_content(tensor)]
+    ]
+    for again in (message, pushes[0], ("POST", f"/updates/{update.identity}/publish", b"", {})):
+        with targets[1]._connected() as call:
+            for each in (message, *pushes):
+                call(*each)
+            with pytest.raises(OutOfOrder):
+                call(*again)
+        with targets[1]._connected() as call:
+            call("DELETE", f"/updates/{update.identity}", b"", {})
+    assert labels(engines) == ["v0", "v0"]
     with pytest.raises(DigestMismatch):
         targets[1].prepare(update, {name: tensor + 1 for name, tensor in tensors.items()})
     targets[1].abort()

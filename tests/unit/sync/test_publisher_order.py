@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import hashlib
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from tests.unit.engine.update_history import broken_promises
 from tests.unit.sync.test_publisher import TOKEN, model_of
 
 from zerodrift.core.errors import EngineError, InvalidValue, ModelError, OutOfOrder, VersionConflict
@@ -19,10 +22,13 @@ from zerodrift.engine.loop import EngineLoop
 from zerodrift.engine.updates import Updates
 from zerodrift.sync.decisions import Decisions
 from zerodrift.sync.gloo import GlooPeers
-from zerodrift.sync.http import HttpTarget, WeightServer
+from zerodrift.sync.http import DIGEST, EXPECTED, HttpTarget, WeightServer, _content
 from zerodrift.sync.publisher import WeightPublisher
 from zerodrift.sync.target import InProcess
+from zerodrift.weights.gathered import whole_state
+from zerodrift.weights.of_model import update_of
 from zerodrift.weights.registry import Kind
+from zerodrift.weights.update import encode_update
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,6 +38,7 @@ def updates(tmp_path: Path) -> Iterator[Updates]:
     engine = Engine(model_of(0), num_blocks=16, block_size=4, version="v0")
     with EngineLoop(engine) as loop, Updates(loop, tmp_path / "w") as made:
         yield made
+        assert broken_promises(loop, made, tmp_path / "w") == []
 
 
 @pytest.fixture
@@ -118,6 +125,31 @@ def test_a_new_trainer_takes_over_from_one_that_was_killed_between_two_engines(
         assert [each.take_over().label for each in targets] == ["v1", "v1" if decided else "v0"]
         WeightPublisher(model_of(2), targets, decisions=decisions).publish("v2")
         assert (updates.current.label, other.current.label) == ("v2", "v2")
+
+
+def test_a_trainer_that_stopped_in_the_middle_of_a_tensor_holds_nobody_up(
+    updates: Updates, server: WeightServer
+) -> None:
+    first, model = HttpTarget(server.address, TOKEN, name="stopped"), model_of(1)
+    update, tensors = update_of(model, "v1"), whole_state(model).tensors
+    with first._connected() as call:
+        call("POST", "/updates", encode_update(update), {EXPECTED: "v0"})
+    name, content = "lm_head.weight", _content(tensors["lm_head.weight"])
+    host, port = server.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as half:
+        lines = [
+            f"PUT /updates/{update.identity}/{name} HTTP/1.1",
+            f"Authorization: Bearer {TOKEN.hex()}",
+            f"Content-Length: {len(content)}",
+            f"{DIGEST}: {hashlib.sha256(content).hexdigest()}",
+        ]
+        half.sendall("\r\n".join([*lines, "", ""]).encode() + content[: len(content) // 2])
+        other = HttpTarget(server.address, TOKEN, name="other", timeout_s=20)
+        assert other.take_over().label == "v0"
+        WeightPublisher(model_of(2), [other]).publish("v2")
+        half.sendall(content[len(content) // 2 :])
+        assert half.recv(100).startswith(b"HTTP/1.0 409")
+    assert updates.current.label == "v2"
 
 
 @pytest.mark.parametrize("way", ["here", "http"])

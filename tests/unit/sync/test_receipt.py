@@ -18,7 +18,8 @@ from zerodrift.core.errors import (
     UnsafePath,
 )
 from zerodrift.core.request import SamplingParams
-from zerodrift.core.version import LineageSegment, VersionSpan, WeightVersion
+from zerodrift.core.version import AdapterVersion, LineagePass, LineageSegment, VersionSpan, WeightVersion
+from zerodrift.engine.output import Output
 from zerodrift.sync.canary import Canary, canary_of, random_canary
 from zerodrift.sync.judge import Arrival
 from zerodrift.sync.key import create_key, read_key
@@ -334,6 +335,36 @@ def test_weights_that_only_wrote_the_kv_need_a_receipt_too(ledger):
         ledger.stamp(made[1:], "a")
 
 
+def output(**more):
+    """Of the exact engine, at the third version."""
+    plain = msgspec.structs.asdict(rollout(THIRD)) | {"lineage": (LineageSegment(THIRD, 0, 1),)}
+    return Output(**plain, request_id="r", numeric={}, **more)
+
+
+def test_an_adapter_beside_the_weights_needs_a_receipt_too(ledger):
+    """That of the base says nothing of it, and none is taken of adapters."""
+    ledger.append(receipt(THIRD))
+    assert require_receipt(ledger.stamp([output()], "a"), ledger) == [output().completion()]
+    with pytest.raises(NoReceipt, match="'policy-7'"):
+        ledger.stamp([output(lora=AdapterVersion("policy-7", "d" * 64))], "a")
+
+
+def test_weights_whose_kv_was_written_anew_since_need_a_receipt_too(ledger):
+    """Kept over one update and recomputed at the next: neither the versions nor the lineage of the last token have them."""
+    for each in (receipt(), receipt(SECOND, Arrival.MISSED), receipt(THIRD)):
+        ledger.append(each)
+    made = [output(past=(LineagePass(1, (LineageSegment(before, 0, 1),)),)) for before in (FIRST, SECOND)]
+    [stamped] = ledger.stamp(made[:1], "a")
+    assert len(stamped.receipts) == 2
+    assert require_receipt([stamped], ledger) == [made[0].completion()]
+    with pytest.raises(NoReceipt, match="missed"):
+        ledger.stamp(made[1:], "a")
+    # And one that is found missing later.
+    ledger.append(receipt(arrival=Arrival.MISSED, at=1.0))
+    with pytest.raises(NoReceipt):
+        require_receipt([stamped], ledger)
+
+
 def test_a_version_that_was_found_missing_later_is_refused(ledger):
     ledger.append(receipt())
     stamped = ledger.stamp([rollout("step 1")], "a")
@@ -521,11 +552,31 @@ def test_random_canaries_are_the_same_again():
     assert not {0, 1} & {token for ids in canary.sequences for token in ids}
 
 
-def test_rollouts_are_canaries():
-    assert canary_of([rollout("step 1", "step 1", "step 1")] * 2, longest=3).sequences == ((1, 2, 2),) * 2
+def asked(*prompt):
+    return msgspec.structs.replace(rollout("step 1", "step 1"), prompt_token_ids=prompt)
 
 
-@pytest.mark.parametrize("sequences", [(), ((1, 2),), ((1, 2), (3,)), [(1, 2), (3, 4)], ((1, -2), (3, 4))])
+def test_rollouts_are_canaries_one_of_each_prompt_without_what_all_begin_with():
+    """Samples of one prompt, and a template before all, are one witness as often as they stand there."""
+    rollouts = [asked(7, 8, last) for last in (3, 3, 4, 4)]
+    assert canary_of(rollouts).sequences == ((3, 2, 2), (4, 2, 2))
+    assert canary_of(rollouts, longest=2).sequences == ((3, 2), (4, 2))
+    assert canary_of([asked(7), asked(7, 8)]).sequences == ((2, 2), (8, 2, 2))
+    with pytest.raises(InvalidPrompt):
+        canary_of([asked(7, 8)] * 8)
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        (),
+        ((1, 2),),
+        ((1, 2), (3,)),
+        [(1, 2), (3, 4)],
+        ((1, -2), (3, 4)),
+        pytest.param(((1, 2), (3, 4), (1, 2)), id="one twice"),
+    ],
+)
 def test_what_is_no_canary(sequences):
     with pytest.raises(InvalidPrompt):
         Canary(sequences)
