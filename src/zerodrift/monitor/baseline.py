@@ -27,6 +27,9 @@ WARM_UP = 10
 """Batches. Ten of 20,000 tokens know the mean of |Δ| to 0.5 %, a sixth of the slack that the charts allow."""
 LEAST_TOKENS = 2_000
 """Of a canary. A curve of six points on fewer is mostly noise."""
+CANARY_GROWTH = 1.25
+"""Times the expected |Δ| that an untrusted canary may show: what the policy can have done since the last step, and not
+what a fault does."""
 _SHAPE = (0.05, 0.3, 1.0, 1.6, 2.0, 2.2)
 """|Δ| of a rarity against the mean, where a stratum has too few tokens to say: logits that are all off by the same σ move
 log p by about σ(1 - p). Only ever used for strata of fewer than LEAST_OF_STRATUM tokens."""
@@ -138,6 +141,16 @@ def check_below(baseline: Baseline, gate: Magnitude) -> None:
         raise InvalidValue(
             f"the {baseline.source} shows a mean |Δ| of {baseline.mean_abs:.3g}, above the gate {gate.mean_abs:.3g}; audit "
             "the engine before you train on it"
+        )
+
+
+def check_grown(fresh: Baseline, old: Baseline, factor: float) -> None:
+    """`factor`: how far the level has followed the policy since the old one was taken."""
+    grown = float(np.median(np.array(fresh.scales) / np.array(old.scales))) / factor
+    if grown > CANARY_GROWTH:
+        raise InvalidValue(
+            f"the canary shows {grown:.2f} times the |Δ| that the monitor expects; find out why, or measure with an "
+            "engine that is known to be good and say trusted=True"
         )
 
 

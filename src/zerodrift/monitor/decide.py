@@ -30,6 +30,8 @@ class Settings(NamedTuple):
     config: MonitoringConfig
     gate: Magnitude
     audited: bool
+    vouched: bool = False
+    """Somebody knows that both sides may agree to the last bit: it was audited, or they said fp32."""
 
 
 class Outcome(NamedTuple):
@@ -112,6 +114,7 @@ def decide(
         *charted.reasons,
         *judge.moved(tracks),
         *_unseen(state, step, sums, config.check_interval_steps),
+        *_identical(state, sums, settings),
         *sight.reasons,
     ]
     probe_due = is_probe_due(state, config)
@@ -203,6 +206,18 @@ def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> l
     why = f"only {shown:g} of {sums.tokens} tokens show one; re-score some" if shown else sums.mismatch.why
     message = f"no mismatch could be measured {since}, so the engine is not judged: {why}"
     return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message, value=float(step - last))]
+
+
+def _identical(state: MonitorState, sums: BatchSums, settings: Settings) -> list[Reason]:
+    """Said of a first batch, once: whoever runs an exact engine knows."""
+    known = state.observed or state.baseline is not None or settings.vouched
+    if known or not _is_seen(sums) or sums.mismatch.summary.max > 0:
+        return []
+    message = (
+        "the trainer's logprobs are the engine's to the last bit. An exact engine does that, and so does a trainer that took the "
+        "engine's for its own, of which nothing is ever seen: give its own forward"
+    )
+    return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message)]
 
 
 def _rewards(

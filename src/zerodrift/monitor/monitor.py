@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import msgspec
-import numpy as np
 
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude, Precision
@@ -24,7 +23,7 @@ from zerodrift.core.errors import InvalidSampling, InvalidValue
 from zerodrift.core.request import SamplingParams
 from zerodrift.monitor.actions import Actions, act
 from zerodrift.monitor.archive import IDS, Archive, check_ids, keepable, opened, require_ids
-from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
+from zerodrift.monitor.baseline import Baseline, check_below, check_grown, limits, of_canary
 from zerodrift.monitor.batch import BatchSums, batch_sums, rewarded
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.commit import Writes
@@ -53,10 +52,6 @@ from zerodrift.monitor.state import MonitorState, StateFile
 from zerodrift.records.archive.writer import Archive as OwnArchive
 from zerodrift.records.directory import read_verdict
 from zerodrift.records.verdict import VerdictRecord
-
-CANARY_GROWTH = 1.25
-"""Times the expected |Δ| that an untrusted canary may show: what the policy can have done since the last step, and not
-what a fault does."""
 
 
 class Monitor:
@@ -93,7 +88,8 @@ class Monitor:
             require.instance(InvalidValue, "baseline", baseline, Baseline | VerdictRecord)
         audit = baseline if isinstance(baseline, VerdictRecord) else None
         gate = limits(self.config, require.one_of(Precision, "precision", precision), audit)
-        self._settings = Settings(self.config, gate, audited=audit is not None)
+        vouched = audit is not None or precision == Precision.FP32
+        self._settings = Settings(self.config, gate, audited=audit is not None, vouched=vouched)
         if directory is not None and path is not None:
             raise InvalidValue("the state is kept in the directory: give directory= or path=, not both")
         self._gather, self._correction = gather, correction
@@ -308,6 +304,7 @@ class Monitor:
 
     def trigger_alert(self, message: str = "an alert was triggered by hand") -> Decision:
         """Count a bad window that something else saw; actions run as for any other."""
+        require.instance(InvalidValue, "message", message, str)
         return self._alert(Reason(code=Code.ALERT, message=message))
 
     def compare_rewards(self, engine: Any, reference: Any) -> Decision | None:
@@ -338,13 +335,7 @@ class Monitor:
         old = self._state.baseline
         check_below(fresh, self.gate)
         if old is not None and not trusted:
-            factor = expected(self._state, WHOLE).factor
-            grown = float(np.median(np.array(fresh.scales) / np.array(old.scales))) / factor
-            if grown > CANARY_GROWTH:
-                raise InvalidValue(
-                    f"the canary shows {grown:.2f} times the |Δ| that the monitor expects; find out why, or measure with an "
-                    "engine that is known to be good and say trusted=True"
-                )
+            check_grown(fresh, old, expected(self._state, WHOLE).factor)
         self._state = with_baseline(self._state, fresh)
         self._write()
         return fresh
@@ -389,6 +380,18 @@ class Monitor:
         """The training is over, as far as its trainer knows: a page says so, until another batch comes."""
         if self._directory is not None and not self._closed:
             self._directory.end()
+
+    def __enter__(self) -> "Monitor":
+        """To be closed at the end of a `with`."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """A twin in another process, or beside this one, would decide by itself, and nobody would hear of its halt."""
+        raise InvalidValue("a monitor is not copied or sent elsewhere: make one in the process that trains")
 
     def close(self) -> None:
         """Let go of what this one opened, so that another monitor may have it; nothing is lost without. This one judges no more."""

@@ -52,6 +52,8 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def read_state(path: Path) -> MonitorState:
     """What is there, or a fresh start; a file that cannot be read is refused, since it may say HALT."""
+    if path.is_dir():
+        raise RecordError(f"{path} is a directory, and a state is a file in one: name it, or give directory=")
     if not path.exists():
         return MonitorState()
     return read_document(path, MonitorState, SCHEMA, "state of a monitor")

@@ -1,0 +1,123 @@
+"""What looks healthy because nothing was compared: one array handed in twice, and padding that nobody masked."""
+
+import numpy as np
+import pytest
+import torch
+
+from zerodrift.monitor.decision import Code, Gap, State
+from zerodrift.monitor.monitor import Monitor
+
+RNG = np.random.default_rng(0)
+ENGINE = -RNG.exponential(1.0, (64, 40)) - 0.3
+TRAINER = ENGINE + RNG.normal(0, 0.01, ENGINE.shape)
+AT = {"versions": 3, "trainer_version": 3}
+
+
+def observe(monitor=None, **given):
+    return (monitor or Monitor()).observe(**AT | given)
+
+
+def codes(decision):
+    return [reason.code for reason in decision.reasons]
+
+
+TENSOR = torch.tensor(ENGINE, requires_grad=True)
+ROWS = ENGINE.tolist()
+NARROW = torch.tensor(ENGINE).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("engine", "trainer"),
+    [
+        (ENGINE, ENGINE),
+        (ENGINE, ENGINE[:]),
+        (TENSOR, TENSOR.detach()),
+        (NARROW, NARROW.view(64, 40)),
+        (ROWS, ROWS),
+    ],
+)
+@pytest.mark.parametrize("name", ["old_logprobs", "current_logprobs", "rescored_logprobs"])
+def test_one_array_handed_in_twice_was_compared_with_nothing(engine, trainer, name):
+    found = observe(behavior_logprobs=engine, **{name: trainer})
+    assert found.state is State.WARN
+    assert codes(found) == [Code.NOT_OBSERVED]
+    assert name in found.reasons[0].message
+    assert not found.mismatch.observable
+
+
+def test_nor_is_the_whole_ratio_seen_by_it():
+    found = observe(behavior_logprobs=ENGINE, old_logprobs=TRAINER, current_logprobs=ENGINE)
+    assert not found.total.observable
+    assert found.mismatch.observable
+
+
+def test_where_some_were_scored_again_those_alone_are_compared():
+    scored = np.zeros(ENGINE.shape, dtype=bool)
+    scored[:, :10] = True
+    found = observe(
+        behavior_logprobs=ENGINE, old_logprobs=ENGINE, rescored_logprobs=TRAINER, rescored_mask=scored
+    )
+    assert found.mismatch.tokens == scored.sum()
+
+
+def test_the_newest_numbers_are_no_scores_under_older_weights():
+    given = {"behavior_logprobs": ENGINE, "old_logprobs": TRAINER, "rescored_logprobs": TRAINER}
+    assert observe(**given).state is State.OK
+    stale = observe(**given | {"versions": 2})
+    assert not stale.mismatch.observable
+    assert not stale.staleness.observable
+    assert stale.total.observable
+
+
+def test_copies_are_asked_about_once():
+    """An exact engine agrees to the last bit, and so does a trainer that took the engine's numbers for its own."""
+    monitor = Monitor()
+    found = [observe(monitor, behavior_logprobs=ENGINE, old_logprobs=ENGINE.copy()) for _ in range(3)]
+    assert [each.state for each in found] == [State.WARN, State.OK, State.OK]
+    [reason] = found[0].reasons
+    assert (reason.code, reason.gap) == (Code.NOT_OBSERVED, Gap.MISMATCH)
+    assert (
+        observe(Monitor(precision="fp32"), behavior_logprobs=ENGINE, old_logprobs=ENGINE.copy()).state
+        is State.OK
+    )
+
+
+def padded(at, width=20):
+    """Both sides with zeros where no token is."""
+    within = np.arange(40) < 40 - width if at == "end" else np.arange(40) >= width
+    return {
+        "behavior_logprobs": np.where(within, ENGINE, 0.0), "old_logprobs": np.where(within, TRAINER, 0.0),
+        "mask": np.broadcast_to(within, ENGINE.shape),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("at", ["end", "beginning"])
+def test_zeros_that_both_sides_have_are_padding_that_nobody_masked(at):
+    given = padded(at)
+    assert observe(**given).reasons == ()
+    del given["mask"]
+    found = observe(**given)
+    assert found.state is State.WARN
+    [reason] = found.reasons
+    assert (reason.code, reason.value) == (Code.PADDING, 64 * 20)
+
+
+def test_a_token_that_is_certain_is_no_padding():
+    given = padded("end", width=1)
+    del given["mask"]
+    assert observe(**given).state is State.OK
+
+
+def test_nor_are_zeros_of_which_somebody_said_that_they_count():
+    given = padded("end")
+    assert observe(**given | {"mask": np.ones(ENGINE.shape)}).state is State.OK
+    assert observe(**given | {"mask": None, "lengths": [40] * 64}).state is State.OK
+
+
+def test_ranks_count_it_together():
+    given = padded("end")
+    del given["mask"]
+    sent = []
+    first = Monitor(gather=lambda mine: [sent.append(mine) or mine, mine])
+    found = observe(first, **given)
+    assert [reason.value for reason in found.reasons] == [2 * 64 * 20]
