@@ -23,6 +23,9 @@ from zerodrift.monitor.tracks import Track
 MOST_VERSIONS = 5
 """That one step may follow the policy for: after a pause the level is to be measured, not assumed."""
 
+SURPRISING = 200
+"""Tokens of which two programs in bf16 do not all agree to the last bit."""
+
 
 class Settings(NamedTuple):
     """What does not change from step to step."""
@@ -209,13 +212,16 @@ def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> l
 
 
 def _identical(state: MonitorState, sums: BatchSums, settings: Settings) -> list[Reason]:
-    """Said of a first batch, once: whoever runs an exact engine knows."""
-    known = state.observed or state.baseline is not None or settings.vouched
-    if known or not _is_seen(sums) or sums.mismatch.summary.max > 0:
+    """Said once, of the first tokens: whoever runs an exact engine knows."""
+    if settings.vouched or state.baseline is not None:
+        return []
+    before, after = sum(state.warm_up.tokens), sum(state.warm_up.tokens) + sum(sums.warm_up.tokens)
+    apart = sum(state.warm_up.sizes) + sum(sums.warm_up.sizes)
+    if apart > 0 or not before < SURPRISING <= after:
         return []
     message = (
-        "the trainer's logprobs are the engine's to the last bit. An exact engine does that, and so does a trainer that took the "
-        "engine's for its own, of which nothing is ever seen: give its own forward"
+        f"of {after:g} tokens the trainer's logprobs are the engine's to the last bit. An exact engine does that, and so does a "
+        "trainer that took the engine's for its own, of which nothing is ever seen: give its own forward"
     )
     return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message)]
 

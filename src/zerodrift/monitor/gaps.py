@@ -22,7 +22,6 @@ from zerodrift.monitor.intake import RESCORED, Tokens
 from zerodrift.stats.arrays import Bools, Reals
 from zerodrift.stats.ratios import WeightSums
 
-
 BEHAVIOR = "behavior_logprobs"
 
 
