@@ -27,7 +27,7 @@ from zerodrift.monitor.baseline import Baseline, check_below, check_grown, limit
 from zerodrift.monitor.batch import BatchSums, batch_sums, rewarded
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.commit import Writes
-from zerodrift.monitor.connected import check_connected
+from zerodrift.monitor.connected import check_connected, check_kept, given_baseline
 from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
@@ -49,11 +49,12 @@ from zerodrift.monitor.report import decision_of
 from zerodrift.monitor.rewards import TEST_P, Output, against_reference
 from zerodrift.monitor.scalar import judge_scalar
 from zerodrift.monitor.state import MonitorState, StateFile
+from zerodrift.monitor.turns import by_turns
 from zerodrift.records.archive.writer import Archive as OwnArchive
-from zerodrift.records.directory import read_verdict
 from zerodrift.records.verdict import VerdictRecord
 
 
+@by_turns
 class Monitor:
     """Drift, staleness and learning told apart, batch by batch, with a breaker."""
 
@@ -77,21 +78,14 @@ class Monitor:
         an audit's verdict, or the directory of an audit. `path`: where the state is kept. `gather`: gives everybody's bytes for
         one's own. `archive`: a directory, or anything with `append`, for bad batches and one of `healthy_every` others.
         """
-        require.whole(
-            InvalidValue, "healthy_every", healthy_every, "one of so many healthy batches is archived", 1
-        )
         check_connected(config=config, actions=actions, archive=archive, gather=gather, correction=correction)
+        check_kept(directory, path, healthy_every)
         self.config = config or MonitoringConfig()
-        if isinstance(baseline, str | Path):
-            baseline = read_verdict(Path(baseline))
-        if baseline is not None:
-            require.instance(InvalidValue, "baseline", baseline, Baseline | VerdictRecord)
+        baseline = given_baseline(baseline)
         audit = baseline if isinstance(baseline, VerdictRecord) else None
         gate = limits(self.config, require.one_of(Precision, "precision", precision), audit)
         vouched = audit is not None or precision == Precision.FP32
         self._settings = Settings(self.config, gate, audited=audit is not None, vouched=vouched)
-        if directory is not None and path is not None:
-            raise InvalidValue("the state is kept in the directory: give directory= or path=, not both")
         self._gather, self._correction = gather, correction
         self._healthy_every, self._actions = healthy_every, actions or Actions()
         with ExitStack() as undo:
@@ -247,7 +241,7 @@ class Monitor:
         self.last = decision
         if self._directory is not None:
             self._directory.tell(decision)
-        writes.raise_first(decision)
+        writes.raise_first(decision, acted.leave)
         return decision
 
     def _keep(self, decision: Decision, given: Mapping[str, Any]) -> tuple[Reason, ...]:

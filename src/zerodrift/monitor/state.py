@@ -73,7 +73,9 @@ class StateFile:
     """The file of one monitor. Another that writes there too is found by what it left in the place of ours."""
 
     def __init__(self, path: Path) -> None:
-        """`read` comes first. Its folder is made, as a directory of a monitor is: a state that can never be written is refused now."""
+        """`read` comes first. Its folder is made, as a directory of a monitor is: a state that can never be written is refused now.
+        It stays where it is, wherever the process goes."""
+        path = path.absolute()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
