@@ -557,6 +557,29 @@ def test_what_cannot_be_watched_is_refused(change):
     assert "_generate_and_score_completions" not in vars(trainer)
 
 
+class Deaf:
+    def close(self): ...
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("monitor", {"monitor": "runs/train"}),
+        ("monitor", {"monitor": MonitoringConfig()}),
+        ("sinks", {"sinks": Deaf()}),
+        ("sinks", {"sinks": "steps.jsonl"}),
+        ("sinks", {"sinks": [Deaf()]}),
+        ("sinks", {"sinks": iter([])}),
+    ],
+)
+def test_what_is_no_monitor_and_no_sink_is_refused_before_anything_is_wrapped(name, given):
+    """The second argument is a monitor, and a directory in its place is an easy slip."""
+    trainer = GRPOTrainer()
+    with pytest.raises(InvalidValue, match=name):
+        attach(trainer, **given)
+    attach(trainer).detach()
+
+
 def test_an_archive_beside_a_monitor_is_refused(tmp_path):
     with pytest.raises(InvalidValue):
         attach(GRPOTrainer(), Monitor(), tmp_path)
