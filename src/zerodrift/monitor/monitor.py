@@ -276,8 +276,10 @@ class Monitor:
         step, kl_estimate = self._next(step, self._state), number("kl_estimate", kl_estimate)
         reward_mean = None if reward_mean is None else number("reward_mean", reward_mean)
         reference_kl = None if reference_kl is None else number("reference_kl", reference_kl)
-        scalar, reasons = judge_scalar(self._state.scalar, kl_estimate, reward_mean, self.gate.k3)
-        bad = bool(reasons)
+        scalar, reasons = judge_scalar(
+            self._state.scalar, kl_estimate, reward_mean, self.gate.k3, vouched=self._settings.vouched
+        )
+        bad = any(reason.bad for reason in reasons)
         due = is_probe_due(self._state, self.config)
         after = msgspec.structs.replace(
             self._state,
@@ -286,15 +288,15 @@ class Monitor:
             observed=self._state.observed + 1,
             bad=self._state.bad + bad,
             mismatch_seen=step,
-            breaker=self._moved(bad=bad),
+            breaker=self._moved(bad=bad, warned=bool(reasons)),
         )
         told = {"kl_estimate": kl_estimate, "reward_mean": reward_mean, "reference_kl": reference_kl}
         given = {name: value for name, value in told.items() if value is not None}
         rewards = None if reward_mean is None else RewardView(count=1, mean=reward_mean)
         return self._commit(step, BatchSums(), Outcome(after, reasons, rewards, due), given)
 
-    def _moved(self, *, bad: bool) -> Breaker:
-        return self._state.breaker.update(bad=bad, warned=False, windows=self.config.consecutive_windows)
+    def _moved(self, *, bad: bool, warned: bool = False) -> Breaker:
+        return self._state.breaker.update(bad=bad, warned=warned, windows=self.config.consecutive_windows)
 
     def trigger_alert(self, message: str = "an alert was triggered by hand") -> Decision:
         """Count a bad window that something else saw; actions run as for any other."""

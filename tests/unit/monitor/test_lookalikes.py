@@ -121,3 +121,22 @@ def test_ranks_count_it_together():
     first = Monitor(gather=lambda mine: [sent.append(mine) or mine, mine])
     found = observe(first, **given)
     assert [reason.value for reason in found.reasons] == [2 * 64 * 20]
+
+
+def test_an_estimate_of_exactly_nothing_is_asked_about_once():
+    """A metric that nobody fills in is 0, and so is the gap to a trainer that took the engine's numbers."""
+    monitor = Monitor()
+    found = [monitor.log_step(step, 0.0) for step in range(3)]
+    assert [each.state for each in found] == [State.WARN, State.OK, State.OK]
+    assert codes(found[0]) == [Code.NOT_OBSERVED]
+    assert monitor.remembered.bad == 0
+    assert Monitor(precision="fp32").log_step(0, 0.0).state is State.OK
+
+
+def test_an_estimate_above_the_gate_is_no_baseline():
+    """As spread as such a warm-up, five times the healthy level would never have been found."""
+    monitor = Monitor()
+    for step in range(30):
+        monitor.log_step(step, 0.2 if step in {3, 11} else 1e-4)
+    later = [monitor.log_step(step, 5e-4).state for step in range(30, 60)]
+    assert State.QUARANTINE in later
