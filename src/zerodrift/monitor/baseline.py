@@ -17,8 +17,9 @@ from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import PROFILES, Magnitude, Precision
 from zerodrift.core.errors import InvalidValue
 from zerodrift.drift.summary import Workspace
-from zerodrift.monitor.host import numbers
+from zerodrift.monitor.host import host, numbers
 from zerodrift.monitor.intake import HIGHEST
+from zerodrift.monitor.lookalikes import handed_twice
 from zerodrift.monitor.strata import RARITIES, Counted, count
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.stats.arrays import Floats, Ids
@@ -119,6 +120,17 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def of_canary(behavior_logprobs: Any, trainer_logprobs: Any, source: str = "canary") -> Baseline:
     """From logprobs of the same tokens under the same weights, of an engine that is known to be good."""
+    given = {"behavior_logprobs": behavior_logprobs, "trainer_logprobs": trainer_logprobs}
+    arrays = {name: host(name, value) for name, value in given.items()}
+    if handed_twice(given, arrays):
+        raise InvalidValue(
+            "a canary of one array handed in twice compares nothing; give the trainer's own forward"
+        )
+    first, second = arrays.values()
+    if first.ndim == second.ndim and first.shape != second.shape:
+        raise InvalidValue(
+            f"a canary of shapes {first.shape} and {second.shape}; give as many tokens of each, in one order"
+        )
     behavior = numbers("behavior_logprobs", behavior_logprobs)
     trainer = numbers("trainer_logprobs", trainer_logprobs)
     if behavior.shape != trainer.shape or behavior.size < LEAST_TOKENS:

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from zerodrift.core.errors import InvalidValue
+from zerodrift.monitor.baseline import of_canary
 from zerodrift.monitor.decision import Code, Gap, State
 from zerodrift.monitor.monitor import Monitor
+from zerodrift.monitor.rewards import BoundReward, Output, digest_of
 
 RNG = np.random.default_rng(0)
 ENGINE = -RNG.exponential(1.0, (64, 40)) - 0.3
@@ -140,3 +143,32 @@ def test_an_estimate_above_the_gate_is_no_baseline():
         monitor.log_step(step, 0.2 if step in {3, 11} else 1e-4)
     later = [monitor.log_step(step, 5e-4).state for step in range(30, 60)]
     assert State.QUARANTINE in later
+
+
+@pytest.mark.parametrize("trainer", [ENGINE, ENGINE[:], TRAINER.T])
+def test_a_canary_of_one_array_or_of_other_tokens_is_none(trainer):
+    with pytest.raises(InvalidValue):
+        of_canary(ENGINE, trainer)
+    assert of_canary(ENGINE, TRAINER).mean_abs > 0
+
+
+@pytest.mark.parametrize("ids", ["abc", None, [1.5], [[1, 2], [3]], [True], 7, [2**64]])
+def test_a_digest_is_of_whole_numbers(ids):
+    """What is cut to a whole number has the digest of another output."""
+    with pytest.raises(InvalidValue):
+        digest_of(ids)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], (1, 2), np.array([1, 2], dtype=np.int32), torch.tensor([1, 2])])
+def test_it_is_the_same_wherever_they_lie(ids):
+    assert digest_of(ids) == digest_of([1, 2])
+    assert digest_of([]) != digest_of([0])
+
+
+@pytest.mark.parametrize("output", [("o", None), (None, "d"), (1, "d")])
+def test_rewards_that_are_bound_to_nothing_in_particular_are_refused(output):
+    with pytest.raises(InvalidValue, match="text"):
+        observe(
+            behavior_logprobs=ENGINE[:1], old_logprobs=TRAINER[:1], outputs=[Output(*output)],
+            rewards=[BoundReward(*output, 1.0)],
+        )  # fmt: skip
