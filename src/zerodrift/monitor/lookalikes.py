@@ -46,14 +46,15 @@ def padding(arrays: Sequence[NDArray[Any]]) -> int:
     """Entries at either end of a row of which every side says exactly 0, where they are more than chance."""
     if len(arrays) < 2 or any(array.ndim != 2 or array.shape != arrays[0].shape for array in arrays):
         return 0
-    found = sum(_run([array[:, ::way] for array in arrays]) for way in (1, -1))
+    runs, empty = zip(*(_runs([array[:, ::way] for array in arrays]) for way in (1, -1)), strict=True)
+    found = sum(runs) + empty[0]
     return found if found >= LEAST_SHARE * arrays[0].size else 0
 
 
-def _run(arrays: Sequence[NDArray[Any]]) -> int:
-    """Entries in runs that rows begin with; a row of nothing else has none."""
+def _runs(arrays: Sequence[NDArray[Any]]) -> tuple[int, int]:
+    """Entries in runs that rows begin with, and entries of rows that have nothing else, which end as they begin."""
     begins = np.all([array[:, :LEAST_RUN] == 0 for array in arrays], axis=(0, 2))
     if not begins.any() or arrays[0].shape[1] < LEAST_RUN:
-        return 0
+        return 0, 0
     other = np.any([array[begins] != 0 for array in arrays], axis=0)
-    return int(other.argmax(axis=1).sum())
+    return int(other.argmax(axis=1).sum()), int((~other.any(axis=1)).sum()) * other.shape[1]

@@ -105,6 +105,15 @@ def test_zeros_that_both_sides_have_are_padding_that_nobody_masked(at):
     assert (reason.code, reason.value) == (Code.PADDING, 64 * 20)
 
 
+def test_so_is_a_row_of_nothing_else():
+    """A rollout that failed, and was filled up."""
+    given = {"behavior_logprobs": ENGINE.copy(), "old_logprobs": TRAINER.copy()}
+    for values in given.values():
+        values[:8] = 0.0
+    [reason] = observe(**given).reasons
+    assert (reason.code, reason.value) == (Code.PADDING, 8 * 40)
+
+
 def test_a_token_that_is_certain_is_no_padding():
     given = padded("end", width=1)
     del given["mask"]

@@ -75,7 +75,7 @@ def test_a_trainer_that_changes_its_directory_takes_no_monitor_along(tmp_path, m
         assert again.remembered.observed == (0 if "archive" in place else 2)
     if "path" not in place:
         kept = here / "run" if "archive" in place else here / "run" / "archive"
-        with ArchiveReader(kept) as found:
+        with ArchiveReader(str(kept)) as found:
             assert [entry.step for entry in found.entries()] == [0, 1]
 
 
