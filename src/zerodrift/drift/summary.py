@@ -127,7 +127,8 @@ def _counts(block: Block) -> Ids:
     # fp32 has the place to 1e-4.
     close = np.flatnonzero(np.abs(place, out=place) > 0.499)
     slots[close] = np.searchsorted(_EDGES, size[close], side="right") - 1 + BINS_PER_DECADE
-    counts = np.bincount(slots, minlength=_BINS + 2 * BINS_PER_DECADE + 1)
+    counts = np.zeros(_BINS + 2 * BINS_PER_DECADE + 1, dtype=np.int64)
+    np.add.at(counts, slots, 1)
     last = BINS_PER_DECADE + _BINS
     below, beyond = int(counts[:BINS_PER_DECADE].sum()), int(counts[last:].sum())
     zeros = size.size - int(np.count_nonzero(size)) if below else 0

@@ -25,6 +25,7 @@ from zerodrift.integrations.sinks.base import Sink, Sinks
 from zerodrift.integrations.trl_batch import OLD, SAMPLING, batch_of, rewards_of
 from zerodrift.integrations.trl_checks import (
     check_generation,
+    check_given,
     check_quarantine,
     check_trainer,
     generates_itself,
@@ -64,6 +65,7 @@ def attach(
     Give your own `monitor` its own. `sinks` get every decision; they, and the default monitor, are closed by `detach`.
     """
     check_trainer(trainer)
+    check_given(monitor, sinks)
     if monitor is not None and (archive is not None or directory is not None):
         raise InvalidValue(
             "archive and directory belong to the monitor: attach(trainer, Monitor(directory=…))"

@@ -1,6 +1,7 @@
 """Whether a trainer is one that is known here: asked before anything is wrapped, and refused by name."""
 
 import re
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -59,6 +60,19 @@ def check_trainer(trainer: Any) -> None:
         raise InvalidValue(
             f"{kind.__name__} of TRL {found} lacks {', '.join(missing)}; looked for {', '.join((*WRAPPED, *READ))}"
         )
+
+
+def check_given(monitor: Any, sinks: Any) -> None:
+    """What it is to be watched with: a sink that cannot be told anything would fail at every step, and stop nothing."""
+    if monitor is not None and not isinstance(monitor, Monitor):
+        raise InvalidValue(
+            f"monitor is {monitor!r:.60}; give a zerodrift.Monitor, or directory= for one that writes there"
+        )
+    if not isinstance(sinks, Sequence):
+        raise InvalidValue(f"sinks is {sinks!r:.60}; give a list of sinks")
+    for place, sink in enumerate(sinks):
+        if not all(callable(getattr(sink, name, None)) for name in ("emit", "close")):
+            raise InvalidValue(f"sinks[{place}] is {sink!r:.60}; a sink has emit(decision) and close()")
 
 
 def generates_itself(trainer: Any) -> bool:

@@ -17,8 +17,9 @@ from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import PROFILES, Magnitude, Precision
 from zerodrift.core.errors import InvalidValue
 from zerodrift.drift.summary import Workspace
-from zerodrift.monitor.host import numbers
+from zerodrift.monitor.host import host, numbers
 from zerodrift.monitor.intake import HIGHEST
+from zerodrift.monitor.lookalikes import handed_twice
 from zerodrift.monitor.strata import RARITIES, Counted, count
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.stats.arrays import Floats, Ids
@@ -27,6 +28,9 @@ WARM_UP = 10
 """Batches. Ten of 20,000 tokens know the mean of |Δ| to 0.5 %, a sixth of the slack that the charts allow."""
 LEAST_TOKENS = 2_000
 """Of a canary. A curve of six points on fewer is mostly noise."""
+CANARY_GROWTH = 1.25
+"""Times the expected |Δ| that an untrusted canary may show: what the policy can have done since the last step, and not
+what a fault does."""
 _SHAPE = (0.05, 0.3, 1.0, 1.6, 2.0, 2.2)
 """|Δ| of a rarity against the mean, where a stratum has too few tokens to say: logits that are all off by the same σ move
 log p by about σ(1 - p). Only ever used for strata of fewer than LEAST_OF_STRATUM tokens."""
@@ -116,6 +120,17 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def of_canary(behavior_logprobs: Any, trainer_logprobs: Any, source: str = "canary") -> Baseline:
     """From logprobs of the same tokens under the same weights, of an engine that is known to be good."""
+    given = {"behavior_logprobs": behavior_logprobs, "trainer_logprobs": trainer_logprobs}
+    arrays = {name: host(name, value) for name, value in given.items()}
+    if handed_twice(given, arrays):
+        raise InvalidValue(
+            "a canary of one array handed in twice compares nothing; give the trainer's own forward"
+        )
+    first, second = arrays.values()
+    if first.ndim == second.ndim and first.shape != second.shape:
+        raise InvalidValue(
+            f"a canary of shapes {first.shape} and {second.shape}; give as many tokens of each, in one order"
+        )
     behavior = numbers("behavior_logprobs", behavior_logprobs)
     trainer = numbers("trainer_logprobs", trainer_logprobs)
     if behavior.shape != trainer.shape or behavior.size < LEAST_TOKENS:
@@ -138,6 +153,16 @@ def check_below(baseline: Baseline, gate: Magnitude) -> None:
         raise InvalidValue(
             f"the {baseline.source} shows a mean |Δ| of {baseline.mean_abs:.3g}, above the gate {gate.mean_abs:.3g}; audit "
             "the engine before you train on it"
+        )
+
+
+def check_grown(fresh: Baseline, old: Baseline, factor: float) -> None:
+    """`factor`: how far the level has followed the policy since the old one was taken."""
+    grown = float(np.median(np.array(fresh.scales) / np.array(old.scales))) / factor
+    if grown > CANARY_GROWTH:
+        raise InvalidValue(
+            f"the canary shows {grown:.2f} times the |Δ| that the monitor expects; find out why, or measure with an "
+            "engine that is known to be good and say trusted=True"
         )
 
 

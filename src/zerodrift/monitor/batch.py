@@ -25,6 +25,8 @@ class BatchSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     tokens: int = 0
     sequences: int = 0
+    padding: int = 0
+    """Of them, those that look like padding which nobody masked."""
     surprise: float = 0.0
     """-Σ log p of the behaviour."""
     told: int = 0
@@ -131,6 +133,7 @@ def _summed(
     return BatchSums(
         tokens=tokens.size,
         sequences=len(tokens.counts),
+        padding=tokens.padding,
         surprise=0.0 if behavior is None else -float(behavior.sum(dtype=np.float64)),
         told=0 if behavior is None else behavior.size,
         lag=tokens.lag_sum,

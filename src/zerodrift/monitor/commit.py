@@ -26,8 +26,10 @@ class Writes:
         except Exception as error:
             self._failed.append(error)
 
-    def raise_first(self, decision: Decision) -> None:
-        """The first that failed; the others, and what stands nevertheless, are notes of it."""
+    def raise_first(self, decision: Decision, leave: SystemExit | None = None) -> None:
+        """The first that failed, with the others and what stands nevertheless as its notes; or that an action wants to `leave`."""
+        if leave is not None:
+            raise leave from (self._failed[0] if self._failed else None)
         if not self._failed:
             return
         first, *others = self._failed

@@ -23,6 +23,9 @@ from zerodrift.monitor.tracks import Track
 MOST_VERSIONS = 5
 """That one step may follow the policy for: after a pause the level is to be measured, not assumed."""
 
+SURPRISING = 200
+"""Tokens of which two programs in bf16 do not all agree to the last bit."""
+
 
 class Settings(NamedTuple):
     """What does not change from step to step."""
@@ -30,6 +33,8 @@ class Settings(NamedTuple):
     config: MonitoringConfig
     gate: Magnitude
     audited: bool
+    vouched: bool = False
+    """Somebody knows that both sides may agree to the last bit: it was audited, or they said fp32."""
 
 
 class Outcome(NamedTuple):
@@ -112,6 +117,7 @@ def decide(
         *charted.reasons,
         *judge.moved(tracks),
         *_unseen(state, step, sums, config.check_interval_steps),
+        *_identical(state, sums, settings),
         *sight.reasons,
     ]
     probe_due = is_probe_due(state, config)
@@ -203,6 +209,21 @@ def _unseen(state: MonitorState, step: int, sums: BatchSums, interval: int) -> l
     why = f"only {shown:g} of {sums.tokens} tokens show one; re-score some" if shown else sums.mismatch.why
     message = f"no mismatch could be measured {since}, so the engine is not judged: {why}"
     return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message, value=float(step - last))]
+
+
+def _identical(state: MonitorState, sums: BatchSums, settings: Settings) -> list[Reason]:
+    """Said once, of the first tokens: whoever runs an exact engine knows."""
+    if settings.vouched or state.baseline is not None:
+        return []
+    before, after = sum(state.warm_up.tokens), sum(state.warm_up.tokens) + sum(sums.warm_up.tokens)
+    apart = sum(state.warm_up.sizes) + sum(sums.warm_up.sizes)
+    if apart > 0 or not before < SURPRISING <= after:
+        return []
+    message = (
+        f"of {after:g} tokens the trainer's logprobs are the engine's to the last bit. An exact engine does that, and so does a "
+        "trainer that took the engine's for its own, of which nothing is ever seen: give its own forward"
+    )
+    return [Reason(code=Code.NOT_OBSERVED, gap=Gap.MISMATCH, message=message)]
 
 
 def _rewards(

@@ -59,6 +59,7 @@ class Code(StrEnum):
     TAIL = "tail"
     BASELINE_MOVED = "baseline-moved"
     NOT_OBSERVED = "not-observed"
+    PADDING = "padding"
     REWARD_SHIFT = "reward-shift"
     HALF_OPEN = "half-open"
     HALTED = "halted"
@@ -75,6 +76,7 @@ _LOOK = {
     Code.TAIL,
     Code.BASELINE_MOVED,
     Code.NOT_OBSERVED,
+    Code.PADDING,
     Code.REWARD_SHIFT,
     Code.HALF_OPEN,
     Code.HALTED,

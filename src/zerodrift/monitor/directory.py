@@ -32,6 +32,7 @@ class MonitorDirectory:
 
     def __init__(self, path: Path) -> None:
         """Made where it is not there; refused where another monitor writes."""
+        path = path.absolute()
         if path.exists() and not path.is_dir():
             raise RecordError(f"{path} is a file; a monitor writes into a directory")
         try:

@@ -10,6 +10,7 @@ Where no old logprobs are given the current ones are those of `trainer_version`,
 is the sum of two gaps is not called by the name of either; it is `total`.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -17,9 +18,11 @@ import numpy as np
 
 from zerodrift.drift.summary import DriftSummary
 from zerodrift.monitor.decision import Gap, GapView, Measured, NotObservable
-from zerodrift.monitor.intake import Tokens
+from zerodrift.monitor.intake import RESCORED, Tokens
 from zerodrift.stats.arrays import Bools, Reals
 from zerodrift.stats.ratios import WeightSums
+
+BEHAVIOR = "behavior_logprobs"
 
 
 class GapSums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,15 +92,26 @@ class Difference(NamedTuple):
 def differences(tokens: Tokens) -> dict[Gap | None, Difference | str]:
     """Each gap's Δ, or why it cannot be seen; None is the total."""
     given = tokens.logprobs
-    behavior, rescored = given.get("behavior_logprobs"), given.get("rescored_logprobs")
-    old = given.get("old_logprobs", given.get("current_logprobs"))
-    newest = given.get("current_logprobs", old)
-    no_behavior = "no behavior_logprobs were given"
+    # What is the engine's own array shows nothing of the trainer.
+    own = {
+        name: values
+        for name, values in given.items()
+        if frozenset((BEHAVIOR, name)) not in tokens.handed_twice
+    }
+    behavior, rescored = given.get(BEHAVIOR), own.get(RESCORED)
+    began = "old_logprobs" if "old_logprobs" in given else "current_logprobs"
+    old = own.get(began)
+    newest = own.get("current_logprobs" if "current_logprobs" in given else began)
+    twice = frozenset((began, RESCORED)) in tokens.handed_twice
+    if twice and tokens.lag is not None and tokens.rescored is None:
+        # The numbers of now, under another name: of tokens of lag 0 they are shown anyway.
+        rescored = None
+    nothing = _nothing(given, own)
     found: dict[Gap | None, Difference | str] = {
-        Gap.MISMATCH: no_behavior if behavior is None else _mismatch(tokens, behavior, old, rescored),
+        Gap.MISMATCH: nothing if behavior is None else _mismatch(tokens, behavior, old, rescored) or nothing,
         Gap.STALENESS: _staleness(tokens, old, rescored),
         Gap.UPDATE: "give old_logprobs and current_logprobs: the trainer's, before and after its updates",
-        None: no_behavior if behavior is None else "no logprobs of the trainer were given",
+        None: nothing,
     }
     if "old_logprobs" in given and "current_logprobs" in given:
         found[Gap.UPDATE] = Difference(given["current_logprobs"], given["old_logprobs"])
@@ -108,11 +122,25 @@ def differences(tokens: Tokens) -> dict[Gap | None, Difference | str]:
     return found
 
 
-def _mismatch(tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Reals | None) -> Difference | str:
+def _nothing(given: Mapping[str, Reals], own: Mapping[str, Reals]) -> str:
+    """Why nothing can be compared, where nothing can."""
+    if BEHAVIOR not in given:
+        return "no behavior_logprobs were given"
+    if taken := [name for name in given if name not in own and name != BEHAVIOR]:
+        return (
+            f"{', '.join(taken)} are the very array that was given as behavior_logprobs, and a trainer that takes the engine's numbers "
+            "for its own is compared with nothing; give its own forward"
+        )
+    return "no logprobs of the trainer were given"
+
+
+def _mismatch(
+    tokens: Tokens, behavior: Reals, old: Reals | None, rescored: Reals | None
+) -> Difference | str | None:
     if rescored is not None:
         return _of_rescored(tokens, behavior, old, rescored)
     if old is None:
-        return "no logprobs of the trainer were given"
+        return None
     if tokens.lag is None:
         return "versions are unknown, so old weights and drift cannot be told apart; give versions, or rescored_logprobs"
     fresh = tokens.fresh

@@ -15,6 +15,7 @@ from zerodrift.core.errors import InvalidValue
 from zerodrift.monitor.decision import Code, Reason
 from zerodrift.monitor.groups import labels_of
 from zerodrift.monitor.host import host, yes_or_no
+from zerodrift.monitor.lookalikes import Pairs, handed_twice, padding
 from zerodrift.stats.arrays import Bools, Ids, Reals
 
 RESCORED = "rescored_logprobs"
@@ -41,6 +42,10 @@ class Tokens:
     """Of each token; None where versions are unknown."""
     widths: Ids | None = None
     """Entries of each sequence given, padding included; None where no array was given."""
+    handed_twice: Pairs = frozenset()
+    """Which sets of logprobs are one array: nothing is seen by comparing it with itself."""
+    padding: int = 0
+    """Tokens that look like padding which nobody masked."""
     rescored: Bools | None = None
     """Which tokens have a re-scored logprob, if some have; the others have 0 there, which nobody reads."""
     trips: tuple[Reason, ...] = ()
@@ -238,6 +243,7 @@ def tokens_of(  # noqa: PLR0913 - one per thing that is told of all tokens alike
     arrays = _filled(arrays, lengths)
     layout = Layout(next(iter(arrays.values())), mask, lengths)
     rescored = _rescored(layout, arrays, rescored_mask)
+    unmasked = mask is None and lengths is None and layout.ragged is None
     flat, trips = {}, [] if "behavior_logprobs" in arrays else [_missing()]
     for name, array in arrays.items():
         given_values = layout.tokens(name, array)
@@ -257,6 +263,8 @@ def tokens_of(  # noqa: PLR0913 - one per thing that is told of all tokens alike
         given=len(layout.given),
         widths=layout.given,
         lag=lag,
+        handed_twice=handed_twice(given, arrays),
+        padding=padding(list(arrays.values())) if unmasked else 0,
         rescored=rescored if rescored is not None and rescored.any() else None,
         trips=(*trips, *told),
         groups=labels_of(groups, len(layout.given), kept),

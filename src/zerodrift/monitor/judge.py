@@ -25,7 +25,9 @@ class Judged(NamedTuple):
 
 def levels(sums: BatchSums, config: MonitoringConfig) -> list[Reason]:
     """What is too large in this batch by itself; the gates are in `gates`."""
-    return [*sums.trips, *_nothing(sums), *_ess(sums, config.least_ess), *_lag(sums, config.max_lag)]
+    return [
+        *sums.trips, *_nothing(sums), *_ess(sums, config.least_ess), *_lag(sums, config.max_lag), *_padding(sums),
+    ]  # fmt: skip
 
 
 def _nothing(sums: BatchSums) -> list[Reason]:
@@ -66,6 +68,16 @@ def _lag(sums: BatchSums, most: int | None) -> list[Reason]:
             code=Code.LAG, gap=Gap.STALENESS, value=float(sums.lag_max), limit=float(most), message=message
         )
     ]
+
+
+def _padding(sums: BatchSums) -> list[Reason]:
+    if not sums.padding:
+        return []
+    message = (
+        f"{sums.padding} of {sums.tokens} tokens are exactly 0 on every side, at an end of their rows, and nobody said which count: "
+        "padding makes every distance smaller than it is; give mask= or lengths="
+    )
+    return [Reason(code=Code.PADDING, value=float(sums.padding), message=message)]
 
 
 def charts(cells: Mapping[str, CellSums], tracks: Mapping[str, Track], good_needed: int) -> Judged:

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import msgspec
-import numpy as np
 
 from zerodrift.config.monitoring import MonitoringConfig
 from zerodrift.config.precision import Magnitude, Precision
@@ -24,11 +23,11 @@ from zerodrift.core.errors import InvalidSampling, InvalidValue
 from zerodrift.core.request import SamplingParams
 from zerodrift.monitor.actions import Actions, act
 from zerodrift.monitor.archive import IDS, Archive, check_ids, keepable, opened, require_ids
-from zerodrift.monitor.baseline import Baseline, check_below, limits, of_canary
+from zerodrift.monitor.baseline import Baseline, check_below, check_grown, limits, of_canary
 from zerodrift.monitor.batch import BatchSums, batch_sums, rewarded
 from zerodrift.monitor.breaker import Breaker
 from zerodrift.monitor.commit import Writes
-from zerodrift.monitor.connected import check_connected
+from zerodrift.monitor.connected import check_connected, check_kept, given_baseline
 from zerodrift.monitor.correction import Correction
 from zerodrift.monitor.decide import (
     Outcome,
@@ -50,15 +49,12 @@ from zerodrift.monitor.report import decision_of
 from zerodrift.monitor.rewards import TEST_P, Output, against_reference
 from zerodrift.monitor.scalar import judge_scalar
 from zerodrift.monitor.state import MonitorState, StateFile
+from zerodrift.monitor.turns import by_turns
 from zerodrift.records.archive.writer import Archive as OwnArchive
-from zerodrift.records.directory import read_verdict
 from zerodrift.records.verdict import VerdictRecord
 
-CANARY_GROWTH = 1.25
-"""Times the expected |Δ| that an untrusted canary may show: what the policy can have done since the last step, and not
-what a fault does."""
 
-
+@by_turns
 class Monitor:
     """Drift, staleness and learning told apart, batch by batch, with a breaker."""
 
@@ -82,20 +78,14 @@ class Monitor:
         an audit's verdict, or the directory of an audit. `path`: where the state is kept. `gather`: gives everybody's bytes for
         one's own. `archive`: a directory, or anything with `append`, for bad batches and one of `healthy_every` others.
         """
-        require.whole(
-            InvalidValue, "healthy_every", healthy_every, "one of so many healthy batches is archived", 1
-        )
         check_connected(config=config, actions=actions, archive=archive, gather=gather, correction=correction)
+        check_kept(directory, path, healthy_every)
         self.config = config or MonitoringConfig()
-        if isinstance(baseline, str | Path):
-            baseline = read_verdict(Path(baseline))
-        if baseline is not None:
-            require.instance(InvalidValue, "baseline", baseline, Baseline | VerdictRecord)
+        baseline = given_baseline(baseline)
         audit = baseline if isinstance(baseline, VerdictRecord) else None
         gate = limits(self.config, require.one_of(Precision, "precision", precision), audit)
-        self._settings = Settings(self.config, gate, audited=audit is not None)
-        if directory is not None and path is not None:
-            raise InvalidValue("the state is kept in the directory: give directory= or path=, not both")
+        vouched = audit is not None or precision == Precision.FP32
+        self._settings = Settings(self.config, gate, audited=audit is not None, vouched=vouched)
         self._gather, self._correction = gather, correction
         self._healthy_every, self._actions = healthy_every, actions or Actions()
         with ExitStack() as undo:
@@ -251,7 +241,7 @@ class Monitor:
         self.last = decision
         if self._directory is not None:
             self._directory.tell(decision)
-        writes.raise_first(decision)
+        writes.raise_first(decision, acted.leave)
         return decision
 
     def _keep(self, decision: Decision, given: Mapping[str, Any]) -> tuple[Reason, ...]:
@@ -286,8 +276,10 @@ class Monitor:
         step, kl_estimate = self._next(step, self._state), number("kl_estimate", kl_estimate)
         reward_mean = None if reward_mean is None else number("reward_mean", reward_mean)
         reference_kl = None if reference_kl is None else number("reference_kl", reference_kl)
-        scalar, reasons = judge_scalar(self._state.scalar, kl_estimate, reward_mean, self.gate.k3)
-        bad = bool(reasons)
+        scalar, reasons = judge_scalar(
+            self._state.scalar, kl_estimate, reward_mean, self.gate.k3, vouched=self._settings.vouched
+        )
+        bad = any(reason.bad for reason in reasons)
         due = is_probe_due(self._state, self.config)
         after = msgspec.structs.replace(
             self._state,
@@ -296,18 +288,19 @@ class Monitor:
             observed=self._state.observed + 1,
             bad=self._state.bad + bad,
             mismatch_seen=step,
-            breaker=self._moved(bad=bad),
+            breaker=self._moved(bad=bad, warned=bool(reasons)),
         )
         told = {"kl_estimate": kl_estimate, "reward_mean": reward_mean, "reference_kl": reference_kl}
         given = {name: value for name, value in told.items() if value is not None}
         rewards = None if reward_mean is None else RewardView(count=1, mean=reward_mean)
         return self._commit(step, BatchSums(), Outcome(after, reasons, rewards, due), given)
 
-    def _moved(self, *, bad: bool) -> Breaker:
-        return self._state.breaker.update(bad=bad, warned=False, windows=self.config.consecutive_windows)
+    def _moved(self, *, bad: bool, warned: bool = False) -> Breaker:
+        return self._state.breaker.update(bad=bad, warned=warned, windows=self.config.consecutive_windows)
 
     def trigger_alert(self, message: str = "an alert was triggered by hand") -> Decision:
         """Count a bad window that something else saw; actions run as for any other."""
+        require.instance(InvalidValue, "message", message, str)
         return self._alert(Reason(code=Code.ALERT, message=message))
 
     def compare_rewards(self, engine: Any, reference: Any) -> Decision | None:
@@ -338,13 +331,7 @@ class Monitor:
         old = self._state.baseline
         check_below(fresh, self.gate)
         if old is not None and not trusted:
-            factor = expected(self._state, WHOLE).factor
-            grown = float(np.median(np.array(fresh.scales) / np.array(old.scales))) / factor
-            if grown > CANARY_GROWTH:
-                raise InvalidValue(
-                    f"the canary shows {grown:.2f} times the |Δ| that the monitor expects; find out why, or measure with an "
-                    "engine that is known to be good and say trusted=True"
-                )
+            check_grown(fresh, old, expected(self._state, WHOLE).factor)
         self._state = with_baseline(self._state, fresh)
         self._write()
         return fresh
@@ -389,6 +376,18 @@ class Monitor:
         """The training is over, as far as its trainer knows: a page says so, until another batch comes."""
         if self._directory is not None and not self._closed:
             self._directory.end()
+
+    def __enter__(self) -> "Monitor":
+        """To be closed at the end of a `with`."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """A twin in another process, or beside this one, would decide by itself, and nobody would hear of its halt."""
+        raise InvalidValue("a monitor is not copied or sent elsewhere: make one in the process that trains")
 
     def close(self) -> None:
         """Let go of what this one opened, so that another monitor may have it; nothing is lost without. This one judges no more."""

@@ -50,7 +50,13 @@ class BoundReward(NamedTuple):
 
 def digest_of(token_ids: Sequence[int]) -> str:
     """Of an output's tokens: the same wherever it is computed."""
-    return xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype="<i8").tobytes())
+    ids = host("token_ids", token_ids)
+    # An empty list has no type.
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu") or ids.dtype == np.uint64:
+        raise InvalidValue(
+            f"token_ids are {token_ids!r:.60}; a digest is of one output's ids, a list of whole numbers"
+        )
+    return xxhash.xxh3_128_hexdigest(ids.astype("<i8").tobytes())
 
 
 class Rewards(NamedTuple):
@@ -101,6 +107,11 @@ def _misbound(rewards: Sequence[BoundReward], outputs: Sequence[Output] | None) 
         )
     if not all(isinstance(each, tuple) and len(each) == 2 for each in outputs):
         raise InvalidValue("outputs hold something else than Output(id, digest); give one per sequence")
+    named = [*((each.id, each.digest) for each in rewards), *outputs]
+    if not all(isinstance(text, str) for each in named for text in each):
+        raise InvalidValue(
+            "a reward is bound by id and digest (digest_of), and some of them are no text; give both"
+        )
     if len(outputs) != len(rewards):
         raise InvalidValue(f"{len(outputs)} outputs for {len(rewards)} rewards; give one per sequence")
     wrong = sum(

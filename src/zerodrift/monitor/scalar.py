@@ -19,6 +19,14 @@ LEAST = 1e-12
 """Nats. An exact engine gives 0, and a logarithm needs something."""
 
 
+_NOTHING = Reason(
+    code=Code.NOT_OBSERVED,
+    gap=Gap.MISMATCH,
+    message="kl_estimate is exactly 0. An exact engine's is, and so is a metric that nobody fills in, or the gap to a trainer that took the "
+    "engine's logprobs for its own: look where the number comes from",
+)
+
+
 class ScalarTrack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Mean and spread of the logarithm, and a CUSUM of what lies above."""
 
@@ -48,22 +56,26 @@ class ScalarTrack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def judge_scalar(
-    track: ScalarTrack, kl: float, reward_mean: float | None, gate: float
+    track: ScalarTrack, kl: float, reward_mean: float | None, gate: float, *, vouched: bool
 ) -> tuple[ScalarTrack, tuple[Reason, ...]]:
-    """The track after this step, and what is wrong with it."""
+    """The track after this step, and what is wrong with it. `vouched`: somebody knows that it may be exactly 0."""
     for name, value in (("kl_estimate", kl), ("reward_mean", reward_mean)):
         if value is not None and not math.isfinite(value):
             message = f"{name} is {value}; a number that is not finite is no measurement"
             return track, (Reason(code=Code.NOT_FINITE, message=message, where=name),)
     # k3 is never negative, but k1 is where its sign was swapped or noise outweighs it: its size counts.
-    track = track.update(abs(kl))
     found = []
-    if abs(kl) > gate:
+    above = abs(kl) > gate
+    asked = () if kl or track.values or vouched else (_NOTHING,)
+    if not above or track.values >= WARM_UP:
+        track = track.update(abs(kl))
+    if above:
         found.append((Code.GATE, f"kl_estimate is {kl:.3g}, and the gate {gate:.3g}", kl, gate))
     if track.cusum.alarm:
         score, limit = track.cusum.score, track.cusum.threshold
         found.append((Code.SCALE, f"kl_estimate has been above its baseline, now {kl:.3g}", score, limit))
-    return track, tuple(
+    bad = tuple(
         Reason(code=code, gap=Gap.MISMATCH, message=message, value=value, limit=limit)
         for code, message, value, limit in found
     )
+    return track, (*bad, *asked)

@@ -52,6 +52,8 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def read_state(path: Path) -> MonitorState:
     """What is there, or a fresh start; a file that cannot be read is refused, since it may say HALT."""
+    if path.is_dir():
+        raise RecordError(f"{path} is a directory, and a state is a file in one: name it, or give directory=")
     if not path.exists():
         return MonitorState()
     return read_document(path, MonitorState, SCHEMA, "state of a monitor")
@@ -71,7 +73,9 @@ class StateFile:
     """The file of one monitor. Another that writes there too is found by what it left in the place of ours."""
 
     def __init__(self, path: Path) -> None:
-        """`read` comes first. Its folder is made, as a directory of a monitor is: a state that can never be written is refused now."""
+        """`read` comes first. Its folder is made, as a directory of a monitor is: a state that can never be written is refused now.
+        It stays where it is, wherever the process goes."""
+        path = path.absolute()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

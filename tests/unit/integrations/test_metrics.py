@@ -27,7 +27,7 @@ def observed(nats=0.01, batches=1, **settings):
             behavior_logprobs=behavior,
             old_logprobs=old,
             current_logprobs=old,
-            rescored_logprobs=old,
+            rescored_logprobs=old.copy(),
             versions=np.repeat([0, 1], 8),
             trainer_version=1,
             rewards=rng.random(16),

@@ -34,7 +34,7 @@ class Accelerator:
 class GRPOTrainer:
     """Eight completions of two prompts a step, by an engine that is off by `nats`."""
 
-    def __init__(self, nats=0.0):
+    def __init__(self, nats=1e-5):
         config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=VOCABULARY))
         self.model = SimpleNamespace(training=True, config=config)
         self.args = SimpleNamespace(
@@ -557,6 +557,29 @@ def test_what_cannot_be_watched_is_refused(change):
     assert "_generate_and_score_completions" not in vars(trainer)
 
 
+class Deaf:
+    def close(self): ...
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("monitor", {"monitor": "runs/train"}),
+        ("monitor", {"monitor": MonitoringConfig()}),
+        ("sinks", {"sinks": Deaf()}),
+        ("sinks", {"sinks": "steps.jsonl"}),
+        ("sinks", {"sinks": [Deaf()]}),
+        ("sinks", {"sinks": iter([])}),
+    ],
+)
+def test_what_is_no_monitor_and_no_sink_is_refused_before_anything_is_wrapped(name, given):
+    """The second argument is a monitor, and a directory in its place is an easy slip."""
+    trainer = GRPOTrainer()
+    with pytest.raises(InvalidValue, match=name):
+        attach(trainer, **given)
+    attach(trainer).detach()
+
+
 def test_an_archive_beside_a_monitor_is_refused(tmp_path):
     with pytest.raises(InvalidValue):
         attach(GRPOTrainer(), Monitor(), tmp_path)
@@ -620,7 +643,7 @@ def test_ranks_see_each_others_bytes():
 
 
 def test_the_worst_of_all_ranks_decides():
-    trainer = GRPOTrainer(nats=0.0)
+    trainer = GRPOTrainer()
     watch = attach(trainer)
     trainer.accelerator = SimpleNamespace(
         num_processes=2,

@@ -52,7 +52,7 @@ def test_windows(pattern, expected):
 
 def test_batches_that_nobody_could_measure_close_nothing():
     logprobs = np.full((8, 30), -1.0)
-    fresh = {"behavior_logprobs": logprobs, "old_logprobs": logprobs, "trainer_version": 3}
+    fresh = {"behavior_logprobs": logprobs, "old_logprobs": logprobs.copy(), "trainer_version": 3}
     monitor = Monitor()
     for _ in range(3):
         monitor.trigger_alert()

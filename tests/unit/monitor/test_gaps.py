@@ -288,5 +288,5 @@ def test_real_tensors_of_any_type_are_taken():
         rewards=torch.ones(SHAPE[0]),
         lengths=torch.full((SHAPE[0],), SHAPE[1]),
     )
-    assert found.state is State.OK
+    assert found.train
     assert (found.tokens, found.mismatch.max, found.lag_max) == (1000, 0.0, 0)

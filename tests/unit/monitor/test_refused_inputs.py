@@ -257,7 +257,7 @@ def test_so_is_what_the_other_calls_cannot_read(call):
 
 def test_a_canary_may_be_ragged():
     rows = [[-1.0] * 1000, [-1.0] * 1500]
-    assert Monitor().retake(rows, rows).source == "canary"
+    assert Monitor().retake(rows, [[*row] for row in rows]).source == "canary"
 
 
 def test_a_correction_that_clips_in_place_hides_nothing():

@@ -14,10 +14,14 @@ BEHAVIOR = -np.random.default_rng(0).exponential(1.0, (ROWS, TOKENS)) - 0.5
 RAGGED = [BEHAVIOR[place, : place + 1].tolist() for place in range(ROWS)]
 
 
+def copied(rows):
+    return [row.tolist() if hasattr(row, "tolist") else None if row is None else list(row) for row in rows]
+
+
 def observe(behavior, old=None, monitor=None, **more):
-    return (monitor or Monitor()).observe(
+    return (monitor or Monitor(precision="fp32")).observe(
         behavior_logprobs=behavior,
-        old_logprobs=behavior if old is None else old,
+        old_logprobs=copied(behavior) if old is None else old,
         versions=3,
         trainer_version=3,
         **more,
@@ -112,7 +116,7 @@ def test_lengths_that_are_not_those_of_the_rows_are_refused(wrong):
 )
 def test_what_is_no_row_is_refused_by_name(wrong):
     with pytest.raises(InvalidValue):
-        observe(wrong)
+        observe(wrong, wrong)
 
 
 @pytest.mark.parametrize(

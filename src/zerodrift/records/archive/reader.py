@@ -47,8 +47,9 @@ def _no_archive(directory: Path) -> str:
 class ArchiveReader:
     """The batches of an archive directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: str | Path) -> None:
         """Nothing is read but the index."""
+        directory = Path(directory)
         if not is_archive(directory):
             raise RecordError(_no_archive(directory))
         self._directory = directory

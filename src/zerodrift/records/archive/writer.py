@@ -49,9 +49,11 @@ USUAL = ArchiveSettings()
 class Archive:
     """The one writer of an archive directory; any thread may append."""
 
-    def __init__(self, directory: Path, settings: ArchiveSettings = USUAL) -> None:
+    def __init__(self, directory: str | Path, settings: ArchiveSettings = USUAL) -> None:
         """Take the directory, and put in order what a kill left; `recovered` tells what that was."""
         arrow(ARCHIVE)  # now, and not when the first segment is sealed, hours into a training
+        # A trainer may change its own directory, and what is kept stays together.
+        directory = Path(directory).absolute()
         self._directory, self._settings = directory, settings
         _make(directory)
         self._lock = _held(directory)
