@@ -159,4 +159,4 @@ def most_drawn(q: Floats) -> float:
 
 def _percent(share: float) -> str:
     percent = 100 * share
-    return f"{percent:.0f} %" if percent >= 99.5 else f"{percent:.2g} %"  # noqa: PLR2004 - two digits would be 1e+02
+    return f"{percent:.0f} %" if percent >= 99.5 else f"{percent:.2g} %"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-
 from tests.unit.train.conftest import small
 from tests.unit.train.varied import Varied
+
 from zerodrift.core.errors import ArchiveLocked, ConfigError
 from zerodrift.monitor.directory import MonitorDirectory
 from zerodrift.train.records import ROLLOUTS, RUN, STEPS
@@ -48,7 +48,7 @@ def test_a_resume_beside_the_process_that_writes_touches_nothing(run, tmp_path):
     before = {name: (directory / name).read_bytes() for name in (ROLLOUTS, STEPS)}
     held = MonitorDirectory(directory)
     try:
-        with pytest.raises(ArchiveLocked, match="another process trains in .*wait for its end"):
+        with pytest.raises(ArchiveLocked, match=r"another process trains in .*wait for its end"):
             resume(directory, steps=2)
     finally:
         held.close()
