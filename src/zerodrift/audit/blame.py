@@ -160,7 +160,7 @@ class Blame:
             scale.told.precision, mean_of(sides.engine), scale.floor.mean
         )
         results = [
-            self._of_dump(search.scored, told),
+            self._of_dump(search.scored, told, known),
             parameters_probe(rollouts),
             *sides.results,
             *known.results,
@@ -202,8 +202,8 @@ class Blame:
             record = msgspec.structs.replace(record, model=self.checkpoints.pattern)
         return Blamed(record, table, _judged(search.scored), told, to_type)
 
-    def _of_dump(self, scored: ScoredDump, told: str) -> ProbeResult:
-        fits = self.checkpoints is not None or scored.all_of_one
+    def _of_dump(self, scored: ScoredDump, told: str, known: Found) -> ProbeResult:
+        fits = self.checkpoints is not None or scored.all_of_one or known.of_one_checkpoint
         judged_with = self._judged_with(scored)
         return dump_probe(self.dump, scored.rollouts, judged_with, self.engine, told, labels_fit=fits)
 

@@ -186,7 +186,7 @@ def _train(
     again = (
         "a run of a vLLM is not replayed"
         if measured
-        else f"zerodrift train --replay {directory} does it again"
+        else f"{shlex.join(['zerodrift', 'train', '--replay', str(directory)])} does it again"
     )
     console.say(
         f"reward {found.first_reward:.3f} to {found.last_reward:.3f} in {found.steps} steps, {found.tokens:,} tokens, "

@@ -74,11 +74,14 @@ class ValidationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             if getattr(self, name) == "":
                 raise InvalidValue(f"{name} is an empty string; name a path, or leave it null")
         self._check_task()
-        require.whole(InvalidValue, "num_prompts", self.num_prompts, "use at least one prompt", 1)
+        rule = f"use from 1 to {MOST_TRIALS} prompts"
+        require.whole(InvalidValue, "num_prompts", self.num_prompts, rule, 1, MOST_TRIALS)
         prompts = self.num_prompts + len(self.position_probes)
         rule = (
-            f"each of {prompts} prompts is sampled at least once: {prompts} trials or more (--trials), or fewer prompts "
-            f"(--num-prompts); at most {MOST_TRIALS} trials"
+            f"at most {MOST_TRIALS} trials"
+            if isinstance(self.equivalence_trials, int) and self.equivalence_trials > MOST_TRIALS
+            else f"each of {prompts} prompts is sampled at least once: {prompts} trials or more (--trials), or fewer "
+            "prompts (--num-prompts)"
         )
         require.whole(InvalidValue, "equivalence_trials", self.equivalence_trials, rule, prompts, MOST_TRIALS)
         require.whole(InvalidValue, "max_tokens", self.max_tokens, "sample at least one token", 1)

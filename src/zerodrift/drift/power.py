@@ -158,4 +158,5 @@ def most_drawn(q: Floats) -> float:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    percent = 100 * share
+    return f"{percent:.0f} %" if percent >= 99.5 else f"{percent:.2g} %"

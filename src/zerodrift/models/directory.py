@@ -100,8 +100,8 @@ def check_tokenizer(directory: Path) -> None:
     check_contained(directory)
     if not (directory / "tokenizer.json").is_file():
         raise UnsupportedModel(
-            f"{directory} has no tokenizer.json; write one with transformers: "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            f"{directory} has no tokenizer.json; copy the one of the checkpoint that it was made from, or write one with transformers: "
+            f"AutoTokenizer.from_pretrained('ORG/NAME').save_pretrained({str(directory)!r})"
         )
     settings = directory / "tokenizer_config.json"
     if settings.is_file():

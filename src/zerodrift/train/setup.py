@@ -12,7 +12,7 @@ from zerodrift import models
 from zerodrift.config.model import ModelConfig
 from zerodrift.config.run import RunConfig
 from zerodrift.config.training import RolloutsFrom
-from zerodrift.core.errors import ConfigError, ExactError, RecordError
+from zerodrift.core.errors import ArchiveLocked, ConfigError, ExactError, RecordError
 from zerodrift.core.version import WeightVersion
 from zerodrift.engine.weights import own_model
 from zerodrift.exact.fingerprint import numeric_fingerprint
@@ -60,8 +60,7 @@ def begin(config: RunConfig, directory: Path) -> Training:
     """A new training. Its first checkpoint is on the disk before it counts as begun."""
     _check(config)
     files = RunFiles(directory)
-    if files.exists:
-        raise ConfigError(f"{directory} has a training already; go on with --resume, or choose another --out")
+    _require_none(files)
     directory.mkdir(parents=True, exist_ok=True)
     model, tokenizer = _policy(config.model), models.tokenizer(_path(config.model))
     prompts = _prompts(config, model)
@@ -73,6 +72,8 @@ def begin(config: RunConfig, directory: Path) -> Training:
         server = _reached(config, model, opened)
         monitor = _monitor(config, directory, server)
         opened.callback(monitor.close)
+        # Asked again by the one who holds the directory: another may have begun, and ended, while this one warmed up.
+        _require_none(files)
         training = _training(
             config, files, learner, tokenizer, prompts, monitor, directory / WEIGHTS, server=server
         )
@@ -97,14 +98,15 @@ def resume(directory: Path, *, steps: int | None = None, place: ServerPlace | No
         config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, steps=steps))
     model, tokenizer = _policy(config.model), models.tokenizer(_path(config.model))
     header.require_same(_header(config, model, header.first))
-    files.mend()
-    learner = _learner(model, config, directory)
-    kept = read_checkpoint(directory, learner, _latest(directory))
-    check_resumable(config, kept.step)
     with ExitStack() as opened:
         server = _reached(config, model, opened)
         monitor = _monitor(config, directory, server)
         opened.callback(monitor.close)
+        # From here on the directory is ours: a line that another process is writing looks like a torn one.
+        files.mend()
+        learner = _learner(model, config, directory)
+        kept = read_checkpoint(directory, learner, _latest(directory))
+        check_resumable(config, kept.step)
         training = _training(
             config, files, learner, tokenizer, _prompts(config, model), monitor, directory / WEIGHTS,
             step=kept.step, cursor=kept.cursor, steps=files.steps(), server=server,
@@ -115,6 +117,13 @@ def resume(directory: Path, *, steps: int | None = None, place: ServerPlace | No
             monitor.half_open()
         opened.pop_all()
     return training
+
+
+def _require_none(files: RunFiles) -> None:
+    if files.exists:
+        raise ConfigError(
+            f"{files.directory} has a training already; go on with --resume, or choose another --out"
+        )
 
 
 def _reached(config: RunConfig, model: Any, opened: ExitStack) -> ReachedServer | None:
@@ -241,7 +250,12 @@ def _monitor(config: RunConfig, directory: Path, server: ReachedServer | None) -
     """Its gates are those of the coarser side."""
     coarse = config.model.dtype == "bfloat16" or (server is not None and server.coarse)
     precision = "bf16" if coarse else "fp32"
-    return Monitor(config.monitoring, precision=precision, directory=directory)
+    try:
+        return Monitor(config.monitoring, precision=precision, directory=directory)
+    except ArchiveLocked as error:
+        raise ArchiveLocked(
+            f"another process trains in {directory}; wait for its end, or choose another --out"
+        ) from error
 
 
 def _take_back(monitor: Monitor, files: RunFiles, last: int) -> None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from zerodrift.records.verdict import Outcome, VerdictRecord
 from zerodrift.view.notation import count
 
+NOT_SEEN = " would not be seen"
+"""How a line of the power says that no size of a deviation would have been."""
 HEADLINES = {
     Outcome.PASS: "The same policy",
     Outcome.FAIL: "Not the same policy",
@@ -37,8 +39,11 @@ def scope(record: VerdictRecord) -> str:
         for line in record.power
         if line.name in _TELLING
     ]
-    seen = f"; would have been seen: {'; '.join(said)}" if said else ""
-    return f"{count(record.metrics['tokens'])} tokens judged{seen}"
+    missed = [each.removesuffix(NOT_SEEN) for each in said if each.endswith(NOT_SEEN)]
+    seen = [each for each in said if not each.endswith(NOT_SEEN)]
+    told = f"; would have been seen: {'; '.join(seen)}" if seen else ""
+    told += f"; would not have been seen: {'; '.join(missed)}" if missed else ""
+    return f"{count(record.metrics['tokens'])} tokens judged{told}"
 
 
 def how_to(fix: str) -> str:

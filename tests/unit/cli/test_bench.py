@@ -54,6 +54,11 @@ def test_what_cannot_be_measured(arguments, code, capsys):
     assert f"error [{code}]" in capsys.readouterr().err
 
 
+def test_more_requests_than_memory_has_room_for_are_refused(capsys):
+    assert run("testbed:llama", "--requests", 99_999_999_999) == 2
+    assert "--requests" in capsys.readouterr().err
+
+
 def test_a_server_that_nobody_answers_for(capsys):
     assert run("--engine", "vllm", "--url", "http://127.0.0.1:9") == 3
     assert "error [engine/unreachable]" in capsys.readouterr().err

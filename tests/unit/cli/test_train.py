@@ -43,13 +43,13 @@ def test_what_is_bundled_is_a_configuration():
 
 
 def test_a_fault_is_planted_taken_out_again_and_what_it_did_is_told(tmp_path, capsys):
-    run = tmp_path / "run"
+    run = tmp_path / "a run"
     settings = [
         "train.groups=3", "train.samples=4", "train.warmup_steps=3", "train.rescore_one_in=1",
         "train.task=tests.unit.train.varied:task",
     ]  # fmt: skip
     command(out=run, steps=4, inject=["path/head-precision"], inject_from=1, settings=settings)
-    assert f"zerodrift train --replay {run} does it again" in capsys.readouterr().out
+    assert f"zerodrift train --replay '{run}' does it again" in capsys.readouterr().out, "it can be pasted"
     command(replay=run, without=["path/head-precision"], out=tmp_path / "without")
     told = capsys.readouterr().out
     assert (

@@ -170,3 +170,17 @@ def test_outputs_must_leave_room_for_a_prompt(limit):
         RunConfig(**limit, validation=ValidationConfig(max_tokens=33))
     with pytest.raises(InvalidValue):
         RunConfig(**limit, sampling_defaults=SamplingDefaults(max_tokens=33))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"equivalence_trials": 31}, "32 trials or more (--trials), or fewer prompts (--num-prompts)"),
+        ({"equivalence_trials": 10**11}, "at most 1000000 trials"),
+        ({"num_prompts": 10**11}, "use from 1 to 1000000 prompts"),
+    ],
+)
+def test_advice_about_trials_and_prompts_can_be_taken(given, says):
+    with pytest.raises(InvalidValue) as caught:
+        ValidationConfig(**given)
+    assert str(caught.value).endswith(says)

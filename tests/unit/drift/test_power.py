@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.draws import STOP, Change, Source, distributions
 
+from zerodrift.drift.power import _percent
 from zerodrift.drift.sampling import fidelity
 from zerodrift.records.evidence import Power, SamplingEvidence
 from zerodrift.records.verdict import Outcome
@@ -164,3 +165,8 @@ def test_where_stop_tokens_are_missing_the_line_says_so(probs):
     assert isinstance(evidence, SamplingEvidence)
     line = next(line for line in evidence.power if line.name == "stop token too rare")
     assert line.seen_from is None
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.011, "1.1 %"), (0.36, "36 %"), (0.9951, "100 %")])
+def test_shares_are_told_without_exponents(share, told):
+    assert _percent(share) == told

@@ -198,3 +198,12 @@ def test_a_tokenizer_that_is_refused(llama_directory, spoil):
     spoil(llama_directory)
     with pytest.raises(UnsupportedModel):
         check_tokenizer(llama_directory)
+
+
+def test_who_has_no_tokenizer_is_not_told_to_load_it_from_where_it_is_missing(llama_directory):
+    (llama_directory / "tokenizer.json").unlink()
+    with pytest.raises(UnsupportedModel) as caught:
+        check_tokenizer(llama_directory)
+    assert str(caught.value).endswith(
+        f"AutoTokenizer.from_pretrained('ORG/NAME').save_pretrained({str(llama_directory)!r})"
+    )

@@ -138,3 +138,16 @@ def test_a_pass_says_first_what_it_is_about(examples: Any) -> None:
     assert "scope 1,017 tokens judged; would have been seen: lower temperature from ×0.84" in top
     failed = examples.verdict(Outcome.FAIL, metrics={"tokens": 1017.0}, power=power)
     assert "scope" not in printed(failed).split("\n\n")[0]
+
+
+def test_what_would_not_have_been_seen_does_not_stand_behind_what_would(examples: Any) -> None:
+    power = (
+        Power(name="lower temperature", message="lower temperature: would not be seen"),
+        Power(name="higher temperature", message="higher temperature: from ×1.94", seen_from=1.94),
+    )
+    passed = examples.verdict(Outcome.PASS, metrics={"tokens": 932.0}, power=power)
+    top = " ".join(printed(passed).split("\n\n")[0].split())
+    assert (
+        "932 tokens judged; would have been seen: higher temperature from ×1.94; "
+        "would not have been seen: lower temperature" in top
+    )

@@ -15,7 +15,7 @@ import torch
 from zerodrift.audit.checked_calls import score_user_forward
 from zerodrift.audit.floor import ROUGHLY, Passage, measure_floor
 from zerodrift.audit.probes.meanings import other_meaning
-from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous
+from zerodrift.audit.probes.result import ProbeResult, answered, found, vacuous, with_fix
 from zerodrift.backends import variants
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.backends.teacher import Teacher, entries
@@ -33,6 +33,11 @@ EXPLAINED = 0.9
 SAME_ROUNDING = 0.3
 """Share of a difference by rounding that may be left where it is the same rounding: batches of another shape round a little
 otherwise. bf16 weights leave about as much as they had."""
+RAW = (
+    "have the scorer return logprobs at temperature 1, which is what it is asked for; in the training step, divide "
+    "the logits by the temperature of the rollouts"
+)
+"""A scorer that divides as the training step rightly does is told what it is asked for, not to divide."""
 LEAST_BEYOND, MOSTLY = 8, 0.5
 """Tokens beyond an onset, and the share of them that must be wrong."""
 
@@ -79,7 +84,8 @@ def _cause(
     if (
         meaning := other_meaning(reference, [sequences[n] for n in worst], theirs, list(worst.values()))
     ) is not None:
-        return found(meaning.cause, "trainer", NAME, meaning.message, explained=meaning.explained)
+        cause = found(meaning.cause, "trainer", NAME, meaning.message, explained=meaning.explained)
+        return with_fix(cause, RAW) if cause.cause == "semantic/temperature" else cause
     coarse = measure_floor(reference.model, [Passage(sequences[n], 1) for n in worst], "bfloat16", ROUGHLY)
     # Rounding reaches every token: one that is far off gives a mean of any size.
     if coarse.mean / 4 <= size <= coarse.mean * 4 and np.median(every) >= size / 10:

@@ -40,6 +40,8 @@ from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
 Flags = NDArray[np.bool_]
 OLDER_WEIGHTS = "--previous CHECKPOINT, which tells whether these are older weights"
 ASK_PREVIOUS = "repeat with --previous CHECKPOINT, the weights of an update before: it tells whether these are older weights"
+ALL = 0.99
+"""Share of the difference: what other weights leave is more."""
 CLEARLY = 3.0
 """Gates: a rollout further off than this has the fault, one within a single gate has not."""
 
@@ -61,6 +63,15 @@ class Found(NamedTuple):
     """Every rollout has the numbers of the weights from before."""
     notation: Notation | None = None
     """In which the engine's numbers are written, where not as they should be."""
+
+    @property
+    def of_one_checkpoint(self) -> bool:
+        """The loaded weights have every number under another account than of weights: labels of others are no contradiction."""
+        return any(
+            each.explained >= ALL
+            for each in self.causes
+            if not each.cause.startswith("weights/") and each.found_by != Probe.TRAINER
+        )
 
 
 class Search(NamedTuple):

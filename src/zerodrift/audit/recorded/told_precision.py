@@ -21,6 +21,8 @@ from zerodrift.stats.arrays import Floats
 
 AS_FP32 = 1e-4
 """Nats, mean |Δ| of a rollout: twenty times the worst of 96 of SmolLM2 in fp32 (7e-7 to 5e-6)."""
+SMALLEST = 1e-8
+"""Nats: below the last bit that fp32 has of a logprob. "0 nats" reads as if nothing had been measured."""
 LEAST_NATS = 0.1
 """Mean |log p|. Where all tokens are certain their logprobs are zero in any precision."""
 SHARE = 0.1
@@ -91,9 +93,8 @@ def precision_of(said: Precision | None, shown: Shown) -> ToldPrecision:
 
 def in_fp32(what: str, size: float) -> ToldPrecision:
     """Because of `what` was explained to `size`."""
-    return ToldPrecision(
-        Precision.FP32, f"{Precision.FP32}, told from the numbers: {what} to {size:.1g} nats"
-    )
+    left = f"{size:.1g}" if size >= SMALLEST else f"less than {SMALLEST:.0g}"
+    return ToldPrecision(Precision.FP32, f"{Precision.FP32}, told from the numbers: {what} to {left} nats")
 
 
 def on_bf16_grid(numbers: Floats) -> bool:

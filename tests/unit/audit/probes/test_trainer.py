@@ -103,6 +103,10 @@ def test_a_scorer_at_a_temperature(llama, judge, temperature):
     result = judge(tempered)
     assert cause(result) == "semantic/temperature"
     assert result.causes[0].explained > 0.99
+    fix = result.causes[0].fix
+    assert fix.startswith("have the scorer return logprobs at temperature 1"), (
+        "it divides as a step rightly does"
+    )
 
 
 def test_one_sequence_that_comes_out_differently_each_time(llama, gates):

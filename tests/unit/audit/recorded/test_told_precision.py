@@ -5,6 +5,7 @@ from zerodrift.audit.recorded.told_precision import (
     LEAST_ON_GRID,
     Shown,
     decimal_step,
+    in_fp32,
     nearer_than_rounding,
     on_bf16_grid,
     precision_of,
@@ -89,3 +90,8 @@ def test_gates_allow_for_what_was_cut_off():
 )
 def test_gates_that_are_far_too_wide(precision, mean, hint):
     assert ("--precision fp32" in nearer_than_rounding(precision, mean, 0.02)) is hint
+
+
+def test_a_size_that_is_nothing_is_not_told_as_a_measurement_of_nothing():
+    assert in_fp32("they fit", 0.0).message.endswith("they fit to less than 1e-08 nats")
+    assert in_fp32("they fit", 2.2e-7).message.endswith("they fit to 2e-07 nats")

@@ -160,6 +160,19 @@ def test_labels_of_many_weights_are_no_contradiction_where_one_checkpoint_has_ev
     assert not contradicted(judged(rollouts, reference))
 
 
+@pytest.mark.parametrize("fault", ["padding", "shifted"])
+def test_labels_are_no_contradiction_where_a_cause_gives_every_number(fault, sound, reference, judged):
+    labelled = [replace(each, version=str(each.step)) for each in sound]
+    if fault == "padding":
+        rollouts = [replace(each, prompt=(PAD,) * 6 + each.prompt) for each in labelled]
+    else:
+        rollouts = [replace(each, logprobs=(*each.logprobs[1:], each.logprobs[-1])) for each in labelled]
+        rollouts[0] = replace(rollouts[0], output=rollouts[0].output[:2], logprobs=rollouts[0].logprobs[:2])
+    blamed = judged(rollouts, reference)
+    assert blamed.record.causes[0].explained > 0.99
+    assert not contradicted(blamed)
+
+
 def contradicted(blamed: Blamed) -> bool:
     (dump,) = (each for each in blamed.record.probes if each.name == "dump")
     return "one checkpoint cannot be all of them" in dump.message
