@@ -171,7 +171,7 @@ LONG_TEXT = "a " * 100_000
 
 
 def test_nobody_waits_for_long_texts(server, slow_texts):
-    """Six of 3 MB kept everybody waiting for half a minute: two threads read texts, and all else waited for them, too."""
+    """Three of 3 MB had everybody wait for half a minute: two threads read texts, and all else waited for them, too."""
     answers = []
 
     def ask():
