@@ -265,12 +265,11 @@ def check_next(
     checker: Checker, told: "SimpleQueue[Told]", adapted: "SimpleQueue[Told]", adapter: Path
 ) -> None:
     """One that an adapter was beside, and one that came from a client."""
-    for queue, check in (
-        (adapted, lambda each: checker.check_adapted(each, adapter)),
-        (told, checker.check),
-    ):
-        with suppress(Empty):
-            check(queue.get(timeout=0.1))
+    with suppress(Empty):
+        checker.check_adapted(adapted.get_nowait(), adapter)
+    # To wait for both made a backlog of minutes beside others' work.
+    with suppress(Empty):
+        checker.check(told.get(timeout=0.1))
 
 
 def settled(client: Client) -> dict[str, float]:

@@ -35,6 +35,6 @@ def looks(minutes, mib_per_hour, seed):
     ],
 )
 def test_flat_is_what_could_not_hide_a_leak(minutes, mib_per_hour, says, seed):
-    """45 MiB an hour are 7 KiB for each of its requests, or a sixtieth of the weights for each update. A short run is never flat."""
+    """45 MiB an hour are 21 KiB for each of its requests, or a sixtieth of the weights for each update. A short run is never flat."""
     problem = slope_of(looks(minutes, mib_per_hour, seed)).problem
     assert (problem is None) if says is None else (problem is not None and says in problem)
