@@ -1,5 +1,6 @@
-"""The curl lines of docs/serve.md, run as they stand; `python test_serve_page.py` writes the answers anew."""
+"""The curl lines of docs/serve.md and of the README, run as they stand; `python test_serve_page.py` writes the answers anew."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ sys.path.append(str(ROOT / "tests" / "unit" / "serve"))
 from serving import serve  # noqa: E402 (beside the tests of the server)
 
 PAGE = ROOT / "docs" / "serve.md"
+PAGES = (PAGE, ROOT / "README.md")
 SHOWN = re.compile(r"```sh\n(curl .*?)\n```\n\n```json\n(.*?)\n```", re.DOTALL)
 
 
@@ -33,10 +35,10 @@ def answer_to(line: str, port: int) -> str:
 
 
 def test_answers_are_what_the_server_says(tmp_path):
-    found = SHOWN.findall(PAGE.read_text())
-    assert len(found) == 4
+    found = [SHOWN.findall(page.read_text()) for page in PAGES]
+    assert [len(lines) for lines in found] == [4, 1]
     for server in serve(tmp_path):
-        for line, shown in found:
+        for line, shown in itertools.chain(*found):
             assert rounded(answer_to(line, server.port)) == rounded(shown)
 
 
@@ -56,14 +58,15 @@ def test_the_proof_is_one(tmp_path):
         assert (ended.returncode, "PASS" in ended.stdout) == (0, True), ended.stdout + ended.stderr
 
 
-def written(port: int) -> str:
+def written(page: Path, port: int) -> str:
     """The page with the answers of now."""
     return SHOWN.sub(
-        lambda match: f"```sh\n{match[1]}\n```\n\n```json\n{answer_to(match[1], port)}\n```", PAGE.read_text()
+        lambda match: f"```sh\n{match[1]}\n```\n\n```json\n{answer_to(match[1], port)}\n```", page.read_text()
     )
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as root:
         for server in serve(Path(root)):
-            PAGE.write_text(written(server.port))
+            for page in PAGES:
+                page.write_text(written(page, server.port))

@@ -25,15 +25,20 @@ class Server:
 
 
 @contextmanager
-def served(root: Path, *options: str, model: str, log: Path | None = None) -> Iterator[Server]:
-    """Listens on a free port, reads weights below `root`, and takes the token in `root`/token; `log`: where stderr goes."""
+def served(
+    root: Path, *options: str, model: str, log: Path | None = None, open_files: int | None = None
+) -> Iterator[Server]:
+    """Listens on a free port, reads weights below `root`, and takes the token in `root`/token.
+
+    `log`: where stderr goes; `open_files`: as many as a shell would allow."""
     token = root / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
     said = None if log is None else log.open("w")
+    shell = [] if open_files is None else ["sh", "-c", f'ulimit -Sn {open_files}; exec "$@"', "sh"]
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "zerodrift.cli.main", "serve", model, "--port", "0", "--weight-root", str(root),
+            *shell, sys.executable, "-m", "zerodrift.cli.main", "serve", model, "--port", "0", "--weight-root", str(root),
             "--admin-token-file", str(token), *options,
         ],
         stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "serve"))
 
 from serving import ADMIN, MODEL, serve
+from serving_process import served
 
 from zerodrift.core.request import SamplingParams
 from zerodrift.engine.engine import Engine
 from zerodrift.engine.loop import EngineLoop
-from zerodrift.serve import connection, protocol
+from zerodrift.serve import bridge, connection, protocol
 from zerodrift.serve.limits import ServeLimits
 
 CANARY = {"prompt": [3, 1, 4], "max_tokens": 4, "temperature": 0, "seed": 0, "logprobs": 0}
@@ -94,6 +96,23 @@ def test_a_slow_loris_is_cut_off(server):
         each.close()
 
 
+def test_a_crowd_of_connections_is_bounded_and_no_probe_and_no_trainer_is_turned_away(tmp_path):
+    for small in serve(tmp_path, limits=ServeLimits(connections=4)):
+        idle = [socket.create_connection(("127.0.0.1", small.port)) for _ in range(5)]
+        assert small.get("/health").status == 200
+        assert small.admin("/abort_requests", {}).status == 200
+        refused = small.post("/v1/completions", CANARY)
+        assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "limit", "1")
+        idle += [socket.create_connection(("127.0.0.1", small.port)) for _ in range(3)]
+        with pytest.raises(ConnectionError):
+            small.get("/health")
+        for each in idle:
+            each.close()
+        deadline = time.monotonic() + 5
+        while small.post("/v1/completions", CANARY).status != 200:
+            assert time.monotonic() < deadline
+
+
 @pytest.mark.parametrize(
     ("content", "status"),
     [
@@ -116,6 +135,80 @@ def test_large_bodies_are_refused_before_they_are_read(server):
     assert endless.split(b" ")[1] == b"413"
     deep = b'{"prompt":' + b"[" * 500_000 + b"]" * 500_000 + b"}"
     assert server.raw("POST", "/v1/completions", deep, content_type="application/json").status == 400
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (("Content-Length: 2", "Transfer-Encoding: chunked"), b"400"),
+        (("Content-Length: 2", "Content-Encoding: gzip"), b"415"),
+        (("Content-Length: 2", "Content-Type: application/json; charset=utf-16"), b"415"),
+        (("Content-Length: 2", "Content-Type: text/plain"), b"415"),
+    ],
+)
+def test_a_body_that_two_readers_would_read_differently_is_refused(server, headers, status):
+    """By a length that is told twice, or an encoding that is not looked at."""
+    lines = ["POST /v1/completions HTTP/1.1", f"Host: 127.0.0.1:{server.port}", *headers, "", "{}"]
+    assert said(server, "\r\n".join(lines).encode()).split(b" ")[1] == status
+
+
+@pytest.fixture
+def slow_texts(monkeypatch):
+    """Texts of 200,000 characters take a tokenizer as long as the test likes."""
+    as_prompt, over = bridge.as_prompt, threading.Event()
+
+    def slow(prompt, tokenizer):
+        if len(prompt) == len(LONG_TEXT):
+            assert over.wait(60)
+        return as_prompt(prompt, tokenizer)
+
+    monkeypatch.setattr(bridge, "as_prompt", slow)
+    yield over
+    over.set()
+
+
+LONG_TEXT = "a " * 100_000
+
+
+def test_nobody_waits_for_long_texts(server, slow_texts):
+    """Three of 3 MB had everybody wait for half a minute: two threads read texts, and all else waited for them, too."""
+    answers = []
+
+    def ask():
+        answers.append(server.post("/v1/completions", {"prompt": LONG_TEXT}))
+
+    long = [threading.Thread(target=ask) for _ in range(6)]
+    for each in long:
+        each.start()
+    time.sleep(0.5)
+    assert server.post("/v1/completions", CANARY).status == 200
+    assert server.post("/tokenize", {"prompt": "3+4="}).status == 200
+    assert not answers
+    slow_texts.set()
+    for each in long:
+        each.join()
+    assert {answer.status for answer in answers} == {400}
+
+
+def test_bodies_are_counted_until_they_are_queued(server, slow_texts):
+    """Each of 0.8 MB, 4 MB together: what waits for its turn is held, and a fifth is told to come again."""
+    body, answers = {"prompt": [LONG_TEXT] * 4}, []
+    waiting = [
+        threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body)))
+        for _ in range(8)
+    ]
+    for each in waiting:
+        each.start()
+    deadline = time.monotonic() + 20
+    while len(answers) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [answer.status for answer in answers] == [429] * 3
+    assert all("retry-after" in answer.headers for answer in answers)
+    slow_texts.set()
+    for each in waiting:
+        each.join()
+    assert sorted(answer.status for answer in answers) == [400] * 5 + [429] * 3
+    assert server.post("/v1/completions", {**body, "prompt": LONG_TEXT}).status == 400
 
 
 STREAM = {
@@ -294,3 +387,11 @@ def test_a_stream_that_runs_out_of_time_says_so(tmp_path):
     for short in serve(tmp_path, limits=ServeLimits(request_s=0.5)):
         *_, last = short.post("/v1/completions", {**STREAM, "max_tokens": 900}).events
         assert last["error"]["code"] == "request-timeout"
+
+
+def test_a_server_of_a_shell_has_room_for_all_its_connections(tmp_path):
+    """1,024 open files are what a shell allows; 1,024 connections took all of them, and an update could open none."""
+    with served(tmp_path, model=MODEL, open_files=1024) as process:
+        limits = Path(f"/proc/{process.process.pid}/limits").read_text()
+    [soft] = [line.split()[3] for line in limits.splitlines() if line.startswith("Max open files")]
+    assert int(soft) >= 2 * ServeLimits().connections

@@ -18,8 +18,10 @@ class ServedAt:
         token: str | None,
         admin: Path | None,
     ) -> None:
-        from zerodrift.serve.listening import listen
+        from zerodrift.serve.limits import ServeLimits
+        from zerodrift.serve.listening import allow_files, listen
 
+        allow_files(ServeLimits())
         self.host, self.names, self.token, self.admin_file = host, names, token, admin
         self.sockets = [listen(host, port)]
         self.port = self.sockets[0].getsockname()[1]

@@ -24,6 +24,7 @@ from zerodrift.serve.connection import (
     Receive,
     Send,
     caller_of,
+    check_crowd,
     encoded,
     reply,
     send,
@@ -70,6 +71,7 @@ class App:
     async def _answer(self, connection: Connection, path: str, where: str) -> int:
         try:
             route = self._access.admit(caller_of(connection.scope, path))
+            check_crowd(connection, route.level)
             async with self._bodies.read(connection, takes=route.body is not None) as held:
                 query = _query_of(route, connection.scope["query_string"])
                 large = len(held.content) > LARGE_BODY_BYTES
@@ -78,11 +80,12 @@ class App:
                     if large
                     else _body_of(route, held.content)
                 )
-                call = Call(route, body, query)
+                # What was made of it is counted as what it was, until it is queued.
+                held.content = b""
+                return await self._handled(connection, Call(route, body, query, held.let_go), where)
         except CallRefused as refusal:
             # What was not read would be taken for the next call.
             return await reply(connection, told(refusal), close=True)
-        return await self._handled(connection, call, where)
 
     async def _handled(self, connection: Connection, call: Call, where: str) -> int:
         """The handler and the client, whoever ends first."""

@@ -22,7 +22,7 @@ from zerodrift.engine.output import Output, SampleUpdate
 from zerodrift.engine.prompts import as_prompt
 from zerodrift.serve.asked import AskedSamples
 from zerodrift.serve.errors import CallRefused
-from zerodrift.serve.limits import ServeLimits
+from zerodrift.serve.limits import LARGE_WORK, ServeLimits
 
 
 class Piece(NamedTuple):
@@ -97,10 +97,12 @@ class Bridge:
         self._called = False
         # Tokenizing a long text takes longer than anybody else should wait.
         self._submitters = ThreadPoolExecutor(2, "zerodrift-submit")
+        self._large = ThreadPoolExecutor(2, "zerodrift-large")
 
-    async def off_loop(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What takes the processor for long, in another thread."""
-        return await self._events.run_in_executor(self._submitters, function, *arguments)
+    async def off_loop(self, function: Callable[..., Any], *arguments: Any, size: int) -> Any:
+        """What takes the processor for long, in another thread; `size`: characters or numbers that it goes through."""
+        threads = self._large if size > LARGE_WORK else self._submitters
+        return await self._events.run_in_executor(threads, function, *arguments)
 
     async def submit(self, asked: AskedSamples, prefix: str) -> Ask:
         """Queue all of it or none; the caller ends it by `done`."""
@@ -111,7 +113,7 @@ class Bridge:
             )
         ask = self.live[request_id] = Ask(request_id, asked)
         try:
-            await self.off_loop(self._queue, ask)
+            await self.off_loop(self._queue, ask, size=sum(map(len, asked.prompts)))
         except BaseException:
             self.done(ask)
             raise
@@ -136,7 +138,8 @@ class Bridge:
 
     def close(self) -> None:
         """Take nothing more."""
-        self._submitters.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._submitters, self._large):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _queue(self, ask: Ask) -> None:
         engine, asked = self.engine_loop.engine, ask.asked

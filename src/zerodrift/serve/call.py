@@ -17,6 +17,8 @@ class Call(NamedTuple):
     body: Any
     """Of the type that the route names."""
     query: Any
+    let_go: Callable[[], None] = lambda: None
+    """What the body takes is counted by others from here on; at the latest when the call ends."""
 
 
 class CallReply(NamedTuple):

@@ -12,6 +12,7 @@ from zerodrift.serve.access import Caller
 from zerodrift.serve.call import JSON, CallReply
 from zerodrift.serve.errors import CallRefused
 from zerodrift.serve.limits import BODY_S, NO_BODY_BYTES, STALLED_S, ServeLimits
+from zerodrift.serve.routes import Level
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Any]
@@ -62,6 +63,7 @@ class Bodies:
     async def read(self, connection: Connection, *, takes: bool) -> AsyncIterator[HeldBody]:
         """The whole body of a route that `takes` one, held for as long as the context lasts, or until it is let go."""
         headers = dict(connection.scope["headers"])
+        _check_form(headers)
         promised = headers.get(b"content-length", b"")
         # Anybody may call some of the routes without a body, and must not hold the memory of those with one.
         most = self._limits.body_bytes if takes else NO_BODY_BYTES
@@ -74,8 +76,7 @@ class Bodies:
                     body.content = await self._whole(connection, body, most)
             except TimeoutError:
                 raise CallRefused(408, f"the body did not come within {BODY_S:g} s", code="timeout") from None
-            media = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            if body.content and media != b"application/json":
+            if body.content and not _is_json(headers.get(b"content-type", b"")):
                 raise CallRefused(
                     415, "a body is JSON, and says so: Content-Type: application/json", code="body/media"
                 )
@@ -105,6 +106,33 @@ class Bodies:
                 code="limit",
                 headers={"retry-after": "1"},
             )
+
+
+def check_crowd(connection: Connection, level: Level) -> None:
+    """Where too many are connected, those who generate come again; a probe or a trainer that could not call would do harm."""
+    if level is Level.INFERENCE and connection.scope.get("zerodrift.crowded"):
+        raise CallRefused(
+            429, "too many connections are open; come again", code="limit", headers={"retry-after": "1"}
+        )
+
+
+def _check_form(headers: Mapping[bytes, bytes]) -> None:
+    """Refuse a body whose end, or whose bytes, somebody between the client and us may have read differently."""
+    if b"content-length" in headers and b"transfer-encoding" in headers:
+        raise CallRefused(
+            400, "Content-Length and Transfer-Encoding are both there; send one", code="body/length"
+        )
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise CallRefused(415, "a body is JSON as it is, and not compressed", code="body/encoding")
+
+
+def _is_json(content_type: bytes) -> bool:
+    """JSON is UTF-8; other parameters mean nothing."""
+    media, *parameters = (part.strip().lower() for part in content_type.split(b";"))
+    told = {
+        name.strip(): value.strip(b'" ') for name, _, value in (each.partition(b"=") for each in parameters)
+    }
+    return media == b"application/json" and told.get(b"charset", b"utf-8") == b"utf-8"
 
 
 def caller_of(scope: Mapping[str, Any], path: str) -> Caller:

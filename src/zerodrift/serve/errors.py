@@ -1,7 +1,7 @@
 """Which status does a refusal have? Torch-free.
 
 4xx wherever asking again in the same way would be refused again: TRL re-sends on 500, 502 and 503, prime-rl on every 5xx.
-What a client reads are our own sentences; an error that is none of ours is told by its number in the log alone.
+What a client reads are our own sentences: what ended the engine, and errors that are none of ours, are in the log alone, by a number.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from http import HTTPStatus
 import msgspec
 
 from zerodrift.core import errors
-from zerodrift.core.errors import ZerodriftError
+from zerodrift.core.errors import EngineStopped, ZerodriftError
 
 RETRY_AFTER_S = 1
 _STATUS: tuple[tuple[type[ZerodriftError], int], ...] = (
@@ -66,6 +66,10 @@ def refusal_of(error: Exception, where: str) -> CallRefused:
     """What a client is told of `error`; `where` finds it in the log."""
     if isinstance(error, CallRefused):
         return error
+    if isinstance(error, errors.BitsDiffer) or type(error) is errors.EngineError:
+        error = EngineStopped(
+            "the engine has stopped; the server's log says why, and nothing is served until it is started again"
+        )
     for kind, status in _STATUS:
         if isinstance(error, kind):
             headers = {"retry-after": str(RETRY_AFTER_S)} if status == 429 else {}

@@ -34,25 +34,27 @@ class Generation:
     async def completions(self, call: Call) -> CallReply | EventStream:
         """/v1/completions."""
         model = self._asked_for(call.body.model)
-        return await self._answer(asked.of_completion(call.body, model, self._limits), self._completions)
+        return await self._answer(
+            call, asked.of_completion(call.body, model, self._limits), self._completions
+        )
 
     async def chat(self, call: Call) -> CallReply | EventStream:
         """/v1/chat/completions."""
         body: wire.Chat = call.body
         model = self._asked_for(body.model)
-        ids = await self._bridge.off_loop(self._render, body)
-        return await self._answer(asked.of_chat(body, ids, model, self._limits), self._chat)
+        ids = await self._bridge.off_loop(self._render, body, size=_characters(body))
+        return await self._answer(call, asked.of_chat(body, ids, model, self._limits), self._chat)
 
     async def generate(self, call: Call) -> CallReply | EventStream:
         """/inference/v1/generate."""
         model = self._asked_for(call.body.model)
-        return await self._answer(asked.of_generate(call.body, model, self._limits), self._generate)
+        return await self._answer(call, asked.of_generate(call.body, model, self._limits), self._generate)
 
     async def token_logprobs(self, call: Call) -> CallReply:
         """/v1/token_logprobs: raw, at temperature 1, from one forward over the whole sequence."""
         model = self._asked_for(call.body.model)
-        ask, outputs = await self._served(asked.of_score(call.body, model, self._limits), "score")
-        return CallReply(await self._bridge.off_loop(_encoded_scores, ask, outputs))
+        ask, outputs = await self._served(call, asked.of_score(call.body, model, self._limits), "score")
+        return CallReply(await self._bridge.off_loop(_encoded_scores, ask, outputs, size=_numbers(outputs)))
 
     async def tokenize(self, call: Call) -> CallReply:
         """/tokenize."""
@@ -60,7 +62,7 @@ class Generation:
         self._asked_for(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise CallRefused(400, "send prompt or messages, one of the two", param="prompt")
-        ids = await self._bridge.off_loop(self._tokens, body)
+        ids = await self._bridge.off_loop(self._tokens, body, size=_characters(body))
         context = self._bridge.engine_loop.engine.facts.max_model_len
         return CallReply({"tokens": ids, "count": len(ids), "max_model_len": context})
 
@@ -78,15 +80,18 @@ class Generation:
             )
         return AskedModel(name, name)
 
-    async def _answer(self, wanted: AskedSamples, dialect: Dialect) -> CallReply | EventStream:
+    async def _answer(self, call: Call, wanted: AskedSamples, dialect: Dialect) -> CallReply | EventStream:
         if not wanted.streams:
-            ask, outputs = await self._served(wanted, dialect.prefix)
-            return CallReply(await self._bridge.off_loop(_encoded, dialect, ask, outputs))
+            ask, outputs = await self._served(call, wanted, dialect.prefix)
+            encoded = await self._bridge.off_loop(_encoded, dialect, ask, outputs, size=_numbers(outputs))
+            return CallReply(encoded)
         ask = await self._bridge.submit(wanted, dialect.prefix)
+        call.let_go()
         return EventStream(self._streamed(ask, dialect))
 
-    async def _served(self, wanted: AskedSamples, prefix: str) -> tuple[Ask, list[Output]]:
+    async def _served(self, call: Call, wanted: AskedSamples, prefix: str) -> tuple[Ask, list[Output]]:
         ask = await self._bridge.submit(wanted, prefix)
+        call.let_go()
         try:
             outputs = await ask.result()
         finally:
@@ -173,6 +178,21 @@ def require_whole(outputs: Sequence[Output]) -> None:
     for output in outputs:
         if output.problem is not None:
             raise CallRefused(422, output.problem.message, code=output.problem.code)
+
+
+def _characters(body: wire.Chat | wire.Tokenize) -> int:
+    """To be tokenized."""
+    parts = [message.as_template_sees_it["content"] for message in body.messages or []]
+    return sum(map(len, parts)) + len(getattr(body, "prompt", None) or "")
+
+
+def _numbers(outputs: Sequence[Output]) -> int:
+    """To be written."""
+    return sum(
+        len(each.token_ids) * (1 + (each.sampling.logprobs or 0))
+        + len(each.prompt_token_ids) * (1 + (each.sampling.prompt_logprobs or 0))
+        for each in outputs
+    )
 
 
 def _encoded(dialect: Dialect, ask: Ask, outputs: Sequence[Output]) -> bytes:

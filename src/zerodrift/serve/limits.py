@@ -17,6 +17,10 @@ NO_BODY_BYTES = 64
 """Of routes that take none: some clients send `{}`, or `null`."""
 LARGE_BODY_BYTES = 64 * 1024
 """From here on a body is read in another thread: 8 MiB of nested lists took 0.9 s, and everybody waited."""
+LARGE_WORK = 64 * 1024
+"""Characters to tokenize, or numbers to write: from here on in threads of their own. Three texts of 3 MB, 9 s each, had everybody wait for 30 s."""
+MOST_PARTS = 64 * 1024
+"""Lists, objects and members of objects in a body, counted before it is read: 8 MiB of empty lists held the interpreter for 4 s."""
 MOST_CHARACTERS = 1024
 """Of a request id, a cache salt, a model's name."""
 
@@ -29,6 +33,7 @@ class ServeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bodies_bytes: int = 64 * 2**20
     """Of all bodies that are held together."""
     connections: int = 1024
+    """Beyond it whoever generates is told to come again, and probes and trainers are not; twice as many, and new ones are cut."""
     prompts: int = 1024
     """In one request; TRL sends a whole batch as one."""
     samples: int = 2048

@@ -1,6 +1,7 @@
 """Sockets, and the uvicorn that serves an application on them within our limits. Torch-free."""
 
 import asyncio
+import resource
 import signal
 import socket
 import threading
@@ -16,6 +17,8 @@ from zerodrift.serve.protocol import BoundedProtocol
 
 KEEP_ALIVE_S = 30
 BACKLOG = 1024
+OTHER_FILES = 512
+"""Beside connections: weights, versions, logs, libraries."""
 
 
 def http_server(app: Any, limits: ServeLimits) -> "QuietServer":
@@ -62,6 +65,15 @@ class QuietServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.on_exit()
         await super().shutdown(sockets)
+
+
+def allow_files(limits: ServeLimits) -> None:
+    """Room for every connection: a shell's 1,024 would leave clients that only connect nothing to read weights by."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * limits.connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -19,9 +19,20 @@ class BoundedProtocol(H11Protocol):
 
     _head_timer: asyncio.TimerHandle | None = None
 
+    def __init__(self, config: Any, *more: Any, **options: Any) -> None:
+        """As uvicorn calls it, once for each connection."""
+        super().__init__(config, *more, **options)
+        # uvicorn would answer 503 to everybody, probes and trainers too, and clients send those again at once.
+        self._most: int = config.limit_concurrency
+        self.limit_concurrency = None
+
     def connection_made(self, transport: Any) -> None:
         """The clock starts."""
         super().connection_made(transport)
+        if len(self.connections) > 2 * self._most:
+            self.logger.warning("more than %d connections are open; another one was cut off", 2 * self._most)
+            transport.abort()
+            return
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -34,10 +45,18 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if self._answering:
             self._stop_waiting()
-            # The task that answers has not begun yet: tasks start when this has returned.
-            self.scope["zerodrift.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         elif not self.transport.is_closing():
             self._wait_for_head()
+
+    def handle_events(self) -> None:
+        """What the application is told beside the call. The task that answers has not begun yet: tasks start when this has returned."""
+        super().handle_events()
+        if self._answering:
+            more = {
+                "zerodrift.abort": self.transport.abort,
+                "zerodrift.crowded": len(self.connections) > self._most,
+            }
+            self.scope.update(more)  # type: ignore[typeddict-item]
 
     @property
     def _answering(self) -> bool:

@@ -88,6 +88,14 @@ class StatusRoutes:
             ),
             "zerodrift_paused": ("1 while no step runs until /resume", float(self._loop.paused)),
             "zerodrift_last_step_age_seconds": ("Since the last step or canary", self._watch.age_s),
+            "zerodrift_parity_pass_rate": (
+                "Finished samples that were scored again and had the trainer's bits; NaN: none was yet",
+                self._watch.parity_pass_rate,
+            ),
+            "zerodrift_canary_kl_nats": (
+                "k3 of the last idle canary against the first under the same weights",
+                self._watch.canary_kl,
+            ),
             "zerodrift_healthy": ("1 while /health answers 200", float(self._watch.problem is None)),
         }
         version = self._loop.engine.version

@@ -5,6 +5,7 @@ A field that is null is as one that was left out, since clients write out what t
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -13,7 +14,7 @@ from msgspec import Meta
 
 from zerodrift.core.errors import InvalidValue
 from zerodrift.serve.errors import CallRefused
-from zerodrift.serve.limits import MOST_CHARACTERS
+from zerodrift.serve.limits import MOST_CHARACTERS, MOST_PARTS
 from zerodrift.serve.parameters import (
     CHAT,
     GENERATE,
@@ -175,10 +176,12 @@ class Tokenize(Body, kw_only=True):
 
 
 B = TypeVar("B", bound=Body)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 def read_body(content: bytes, kind: type[B]) -> B:
     """`content` as one of ours, or what is wrong with it by name."""
+    _check_parts(content)
     try:
         told = msgspec.json.decode(content) if content else {}
         # Of a key that stands twice parsers take one, and not all the same one: what was meant is not known.
@@ -191,6 +194,20 @@ def read_body(content: bytes, kind: type[B]) -> B:
             400, f"the body is a JSON {type(told).__name__}; send an object", code="body/not-an-object"
         )
     return as_body(told, kind)
+
+
+def _check_parts(content: bytes) -> None:
+    """What parsers make one by one is counted at the speed of memory; what stands in strings is no part."""
+    if _parts(content) > MOST_PARTS and _parts(_STRING.sub(b"", content)) > MOST_PARTS:
+        raise CallRefused(
+            400,
+            f"a body has at most {MOST_PARTS} lists, objects and members of objects; send several requests",
+            code="limit",
+        )
+
+
+def _parts(content: bytes) -> int:
+    return sum(map(content.count, (b"[", b"{", b":")))
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> None:

@@ -1,5 +1,8 @@
 """Tables that must be whole: vLLM's parameters, the routes, and the document that is made of them."""
 
+import json
+import time
+
 import msgspec
 import pytest
 
@@ -58,6 +61,29 @@ def test_routed_experts_are_not_reported_from_wherever_they_would_begin():
         {"token_ids": [1], "sampling_params": {"routed_experts_prompt_start": 17}}, wire.GenerateBody
     )
     assert body.sampling_params.routed_experts_prompt_start == 17
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"prompt":[' + b"[]," * 100_000 + b"[]]}",
+        b'{"prompt":["\\"[",' + b"{}," * 100_000 + b"[]]}",
+        b'{"logit_bias":{' + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}}",
+        b"[" * 100_000,
+        b'{"prompt":"' + b"[" * 100_000,
+    ],
+)
+def test_parts_are_counted_before_they_are_made(content):
+    begin = time.process_time()
+    with pytest.raises(CallRefused) as refused:
+        wire.read_body(content, wire.CompletionBody)
+    assert refused.value.code == "limit"
+    assert time.process_time() - begin < 0.5
+
+
+def test_what_stands_in_a_text_is_no_part():
+    text = '[{":"}]\\"' * 100_000
+    assert wire.read_body(json.dumps({"prompt": text}).encode(), wire.CompletionBody).prompt == text
 
 
 def test_one_is_not_true():

@@ -24,6 +24,7 @@ from zerodrift.serve.connection import (
     Receive,
     Send,
     caller_of,
+    check_crowd,
     reply,
     send,
     told,
@@ -106,6 +107,7 @@ class ShadowApp:
     async def _answer(self, connection: Connection, path: str) -> int:
         try:
             route = self._access.admit(caller_of(connection.scope, path))
+            check_crowd(connection, route.level)
             async with self._bodies.read(connection, takes=route.body is not None) as body:
                 work = asyncio.create_task(self._handled(connection, self._asked(connection, route, body)))
                 if route.level is Level.ADMIN:
@@ -120,8 +122,6 @@ class ShadowApp:
         if len(query) > QUERY_BYTES:
             raise CallRefused(414, f"a query has at most {QUERY_BYTES} bytes", code="limit")
         headers = list(connection.scope["headers"])
-        if any(name == b"content-encoding" for name, _ in headers):
-            raise CallRefused(415, "a body is JSON as it is, and not compressed", code="body/encoding")
         # A token of ours says nothing to the engine, and is not to be read in its log.
         ours = [
             name == b"authorization" and self._access.is_ours(value.decode("latin-1"))
