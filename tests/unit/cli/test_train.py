@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+import typer
 
 from zerodrift.cli.train import BUNDLED, command
 from zerodrift.config.load import load
@@ -24,6 +25,16 @@ from zerodrift.train.records import RunFiles
         ({"replay": "runs/a", "inject": ["path/head-precision"]}, "leave out --inject"),
         ({"resume": True, "out": "runs/a", "inject_from": 3}, "leave out --inject-from"),
         ({"without": ["path/head-precision"]}, "give --replay RUN"),
+        ({"seeds": 3}, "of --compare A B"),
+        ({"condition": ["raw"]}, "give --story"),
+        ({"story": True, "steps": 3}, "takes conditions of its own; leave out --steps"),
+        ({"story": True, "compare": ("a.yaml", "b.yaml")}, "leave out --compare"),
+        (
+            {"compare": ("a.yaml", "b.yaml"), "config": "c.yaml"},
+            "takes two configurations and begins anew; leave out CONFIG",
+        ),
+        ({"compare": ("a.yaml", "b.yaml"), "resume": True}, "leave out --resume"),
+        ({"compare": ("a.yaml", "b.yaml"), "replay": "runs/a"}, "leave out --replay"),
     ],
 )
 def test_options_that_contradict_each_other(given, message):
@@ -36,6 +47,73 @@ def test_a_run_that_is_not_there(given, tmp_path):
     given = {key: tmp_path / value if value == "nowhere" else value for key, value in given.items()}
     with pytest.raises(RecordError, match="no training was begun there"):
         command(**given)
+
+
+def test_two_configurations_are_compared_once_and_told_again_without_training(tmp_path, capsys):
+    config = tmp_path / "short.yaml"
+    config.write_text(
+        "model: {path: testbed:llama}\n"
+        "sampling_defaults: {max_tokens: 3, temperature: 0.5}\n"
+        "monitoring: {circuit_breaker_enabled: false}\n"
+        "train: {groups: 3, samples: 4, warmup_steps: 3, task: 'tests.unit.train.varied:task', max_lag: 0}\n"
+    )
+    out = tmp_path / "compared"
+    given = {
+        "compare": (config, config),
+        "seeds": 2,
+        "out": out,
+        "steps": 2,
+        "inject": ["semantic/raw-logprobs"],
+    }
+    with pytest.raises(typer.Exit) as ended:
+        command(**given)
+    assert ended.value.exit_code == 1
+    told = capsys.readouterr().out
+    assert told.startswith("DIFFERENT  differs in ")
+    assert "train.inject" in told
+    assert "B  blame: FAIL of 12 rollouts of step 0, semantic/raw-logprobs: " in told
+    assert "A  blame: " in told
+    assert "A  blame: FAIL" not in told
+    weights = [(each, each.read_bytes()) for each in sorted(out.glob("*/train.jsonl"))]
+    assert len(weights) == 4
+    with pytest.raises(typer.Exit):
+        command(**given, as_json=True)
+    record = msgspec.json.decode(capsys.readouterr().out)
+    assert record["judged"]["outcome"] == "FAIL"
+    assert [run["seed"] for side in record["sides"] for run in side["runs"]] == [0, 2, 1, 3]
+    assert [(each, each.read_bytes()) for each in sorted(out.glob("*/train.jsonl"))] == weights
+    with pytest.raises(ConfigError, match="choose another --out"):
+        command(**{**given, "steps": 3})
+
+
+def test_the_story_is_told_of_the_pieces_that_are_there_and_goes_on(tmp_path, capsys):
+    settings = ["train.groups=3", "train.samples=4", "train.warmup_steps=3", "train.steps=3"]
+    given = {"story": True, "seeds": 1, "out": tmp_path, "settings": settings}
+    command(**given, condition=["sound"])
+    assert "differs  –" in capsys.readouterr().out
+    first = (tmp_path / "sound-seed-0" / "train.jsonl").read_bytes()
+    command(**given, condition=["all"], as_json=True)
+    record = msgspec.json.decode(capsys.readouterr().out)
+    assert [kind["name"] for kind in record["kinds"]] == ["sound", "all"]
+    steps = [[step > 0.001 for step in kind["runs"][0]["values"]["mismatch"]] for kind in record["kinds"]]
+    assert steps == [[False] * 3, [False, True, True]]
+    assert (tmp_path / "sound-seed-0" / "train.jsonl").read_bytes() == first
+    assert "all four" in (tmp_path / "story.html").read_text()
+
+
+def test_one_run_of_each_side_cannot_be_judged(tmp_path, capsys):
+    config = tmp_path / "short.yaml"
+    config.write_text(
+        "model: {path: testbed:llama}\ntrain: {groups: 2, samples: 2, warmup_steps: 1, steps: 1}\n"
+        "sampling_defaults: {max_tokens: 2}\n"
+    )
+    with pytest.raises(typer.Exit) as ended:
+        command(compare=(config, config), seeds=1, out=tmp_path / "compared")
+    assert ended.value.exit_code == 3
+    assert (
+        "UNKNOWN  one run has no spread to compare with: 1 and 1 runs; give --seeds 3"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_is_bundled_is_a_configuration():

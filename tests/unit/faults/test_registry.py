@@ -28,7 +28,6 @@ WITHOUT_A_FAULT = {
     "path/spec-decode",  # nor guesses ahead
     "path/parallelism",  # and runs on one device
     "path/routing",  # no testbed is a mixture of experts
-    "weights/torn",  # one process answers or updates, never both at once
     "weights/lora",  # no backend takes adapters
     # An objective is no engine's: these are for a monitor to find, and nothing here can break one.
     "objective/staleness",
