@@ -13,13 +13,13 @@ from rich.text import Text
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar, import_shown
 from zerodrift.cli.train_step import graceful, tell
-from zerodrift.core.errors import ConfigError
+from zerodrift.core.errors import ConfigError, ZerodriftError
 
 if TYPE_CHECKING:
     from zerodrift.config.run import RunConfig
     from zerodrift.train.accused import Accused
     from zerodrift.train.compare import Planned
-    from zerodrift.train.comparison import Judged, Row, RunSeries
+    from zerodrift.train.comparison import ComparedRow, RunSeries, SidesJudged
 
 COMPARED = "compare.json"
 _MOST_SEEDS, _MOST_REASONS = 100, 4
@@ -64,27 +64,38 @@ def _do_all(runs: "Sequence[Planned]", out: Path, *, named: bool) -> None:
     left = [run for run in runs if not finished(run.directory, run.config)]
     with Bar() as bar, console.resumable(bar, out, named=named), graceful() as stopped:
         for place, run in enumerate(left, len(runs) - len(left) + 1):
-            bar.part = f"{place}/{len(runs)} "
-            bar.stage(f"{run.name}: warm up")
+            bar.part = f"{place}/{len(runs)} {run.name}: "
+            bar.stage("warm up")
             if not do(run, lambda record, total: tell(bar, record, total), lambda: bool(stopped)) or stopped:
                 sys.exit(128 + stopped[0])
 
 
 def _side(
-    side: str, name: Path, found: "Sequence[RunSeries]", judged: "Judged", runs: "Sequence[Planned]"
+    side: str, name: Path, found: "Sequence[RunSeries]", judged: "SidesJudged", runs: "Sequence[Planned]"
 ) -> dict[str, Any]:
     """What is told of one side: its runs, what its monitor found, and blame's word where the sides differ."""
     from zerodrift.records.verdict import Outcome
 
-    accused = None
-    if judged.outcome is Outcome.FAIL:
-        from zerodrift.train.accused import accused as ask
+    told: dict[str, Any] = {
+        "side": side,
+        "config": str(name),
+        "runs": found,
+        "blame": None,
+        "not_blamed": None,
+    }
+    if judged.outcome is not Outcome.FAIL:
+        return told
+    from zerodrift.train.accused import accused
 
-        first = next(run for run in runs if run.side == side)
-        with Bar() as bar:
-            bar.stage(f"blame {side}")
-            accused = ask(first.directory, first.directory / "blame", judged.since or 0)
-    return {"side": side, "config": str(name), "runs": found, "blame": accused}
+    first = next(run for run in runs if run.side == side)
+    with Bar() as bar:
+        bar.stage(f"blame {side}")
+        try:
+            told["blame"] = accused(first.directory, first.directory / "blame", judged.since or 0)
+        except ZerodriftError as error:
+            # That they differ stands, whatever a reference can or cannot compute of it.
+            told["not_blamed"] = str(error)
+    return told
 
 
 def _write(out: Path, record: dict[str, Any]) -> None:
@@ -99,7 +110,10 @@ _HEADLINES = {"PASS": ("SAME", "green"), "FAIL": ("DIFFERENT", "red"), "INCONCLU
 
 
 def _print(
-    sides: Sequence[dict[str, Any]], differing: Sequence[tuple[str, str, str]], judged: "Judged", out: Path
+    sides: Sequence[dict[str, Any]],
+    differing: Sequence[tuple[str, str, str]],
+    judged: "SidesJudged",
+    out: Path,
 ) -> None:
     from zerodrift.view.text import copyable, table_of
     from zerodrift.view.visible import visible
@@ -133,7 +147,7 @@ def _runs(runs: "Sequence[RunSeries]") -> str:
     return f"{told}; {halted} halted by the monitor" if halted else told
 
 
-def _row(row: "Row") -> list[Text]:
+def _row(row: "ComparedRow") -> list[Text]:
     from zerodrift.view.notation import number, signed
 
     bands = [
@@ -147,7 +161,7 @@ def _row(row: "Row") -> list[Text]:
     return [Text(cell, style="bold red" if row.differs else "") for cell in cells]
 
 
-def _how(sides: Sequence[dict[str, Any]], judged: "Judged") -> str:
+def _how(sides: Sequence[dict[str, Any]], judged: "SidesJudged") -> str:
     from zerodrift.view.notation import number
 
     counts = [len(side["runs"]) for side in sides]
@@ -161,8 +175,10 @@ def _how(sides: Sequence[dict[str, Any]], judged: "Judged") -> str:
 
 def _explained(side: dict[str, Any]) -> list[str]:
     """What the monitor said while it ran, and what blame says of the rollouts afterwards."""
-    accused = side["blame"]
+    accused, refused = side["blame"], side["not_blamed"]
     lines = [f"{side['side']}  monitor: {monitor_in_words(side['runs'])}"]
+    if refused is not None:
+        lines.append(f"{side['side']}  blame could not be asked: {refused}")
     return [*lines, *([] if accused is None else [f"{side['side']}  blame: {_blamed(accused)}"])]
 
 

@@ -1,7 +1,8 @@
 """`zerodrift train --story`: the V0 → V1 story as trainings, in pieces that are done once each, and its page."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,11 @@ from zerodrift.records.verdict import Outcome
 
 if TYPE_CHECKING:
     from zerodrift.train.accused import Accused
-    from zerodrift.train.comparison import Judged, RunSeries
-    from zerodrift.train.story import Piece
-    from zerodrift.view.story import Told
+    from zerodrift.train.comparison import RunSeries, SidesJudged
+    from zerodrift.train.story import StoryPiece
+    from zerodrift.view.story import StoryLine
 
 RECORD, PAGE = "story.json", "story.html"
-Found = Mapping[str, "Sequence[RunSeries]"]
 
 
 def story_command(
@@ -43,14 +43,14 @@ def story_command(
         _print(record, out)
 
 
-def _do_all(asked: "Sequence[Piece]", out: Path) -> None:
+def _do_all(asked: "Sequence[StoryPiece]", out: Path) -> None:
     from zerodrift.train.compare import do, finished
 
     left = [piece for piece in asked if not finished(piece.directory, piece.config)]
     with Bar() as bar, console.resumable(bar, out, named=True), graceful() as stopped:
         for place, piece in enumerate(left, len(asked) - len(left) + 1):
-            bar.part = f"{place}/{len(asked)} "
-            bar.stage(f"{piece.name}: warm up")
+            bar.part = f"{place}/{len(asked)} {piece.name}: "
+            bar.stage("warm up")
             if (
                 not do(piece, lambda record, total: tell(bar, record, total), lambda: bool(stopped))
                 or stopped
@@ -58,20 +58,21 @@ def _do_all(asked: "Sequence[Piece]", out: Path) -> None:
                 sys.exit(128 + stopped[0])
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class StoryKind:
     """One condition, as it was found."""
 
     name: str
     title: str
     faults: tuple[str, ...]
     against: str
-    runs: "tuple[RunSeries, ...]"
-    judged: "Judged | None"
+    runs: "Sequence[RunSeries]"
+    judged: "SidesJudged | None"
     """None of what others are held against, and where that was not trained."""
-    blame: "Accused | None"
+    blame: "Accused"
 
 
-def _judged(done: "Sequence[Piece]") -> list[Kind]:
+def _judged(done: "Sequence[StoryPiece]") -> list[StoryKind]:
     from zerodrift.train.accused import accused
     from zerodrift.train.compare import series
     from zerodrift.train.comparison import judge
@@ -87,7 +88,7 @@ def _judged(done: "Sequence[Piece]") -> list[Kind]:
             against = found[condition.against] if condition.name != condition.against else ()
             first = next(piece for piece in done if piece.condition is condition)
             kinds.append(
-                Kind(
+                StoryKind(
                     name=condition.name, title=condition.title, faults=condition.faults, against=condition.against,
                     runs=found[condition.name], judged=judge(against, found[condition.name]) if against else None,
                     blame=accused(first.directory, first.directory / "blame", FROM),
@@ -96,7 +97,7 @@ def _judged(done: "Sequence[Piece]") -> list[Kind]:
     return kinds
 
 
-def _write(out: Path, done: "Sequence[Piece]", kinds: Sequence[Kind]) -> None:
+def _write(out: Path, done: "Sequence[StoryPiece]", kinds: Sequence[StoryKind]) -> None:
     from zerodrift.records.codec import write_atomically
     from zerodrift.view.story import render_story
 
@@ -106,15 +107,15 @@ def _write(out: Path, done: "Sequence[Piece]", kinds: Sequence[Kind]) -> None:
     write_atomically(out / PAGE, render_story([_told(kind) for kind in kinds], notes).encode())
 
 
-def _told(kind: Kind) -> "Told":
+def _told(kind: StoryKind) -> "StoryLine":
     from zerodrift.train.comparison import QUANTITIES, band
-    from zerodrift.view.story import Told
+    from zerodrift.view.story import StoryLine
 
     steps = min(run.steps for run in kind.runs)
     shown = [
         each.name for each in QUANTITIES if any(value is not None for value in kind.runs[0].values[each.name])
     ]
-    return Told(
+    return StoryLine(
         name=kind.name,
         title=kind.title,
         runs=f"{len(kind.runs)} runs of {steps} steps",
@@ -125,15 +126,13 @@ def _told(kind: Kind) -> "Told":
     )
 
 
-def _differs(kind: Kind) -> str:
+def _differs(kind: StoryKind) -> str:
     if kind.judged is None:
         return "–"
     return f"{kind.judged.message} ({kind.against})"
 
 
-def _blame(kind: Kind) -> str:
-    if kind.blame is None:
-        return "–"
+def _blame(kind: StoryKind) -> str:
     causes = ", ".join(kind.blame.causes) or ("nothing" if kind.blame.outcome is Outcome.PASS else "no cause")
     return f"{kind.blame.outcome}: {causes}"
 
@@ -141,7 +140,7 @@ def _blame(kind: Kind) -> str:
 _COLUMNS = ("reward", "clip_rate", "ess", "kl", "mismatch")
 
 
-def _print(kinds: Sequence[Kind], out: Path) -> None:
+def _print(kinds: Sequence[StoryKind], out: Path) -> None:
     from zerodrift.view.text import copyable, table_of
     from zerodrift.view.visible import visible
 
@@ -161,7 +160,7 @@ def _print(kinds: Sequence[Kind], out: Path) -> None:
     copyable("figures", str(out / PAGE), page)
 
 
-def _numbers(kind: Kind) -> list[Text]:
+def _numbers(kind: StoryKind) -> list[Text]:
     from zerodrift.train.comparison import band
     from zerodrift.view.notation import number
 

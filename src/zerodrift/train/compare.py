@@ -20,7 +20,7 @@ from zerodrift.core.errors import ConfigError, TrainingHalted
 from zerodrift.monitor.decision import State
 from zerodrift.monitor.directory import STEPS
 from zerodrift.monitor.steps import Line
-from zerodrift.records.codec import read_lines
+from zerodrift.records.codec import numbered_lines
 from zerodrift.train.comparison import QUANTITIES, RunSeries
 from zerodrift.train.loop import Training
 from zerodrift.train.planted import ends_with_its_process, faults_of
@@ -32,7 +32,7 @@ PLACE = ("engine.url", "train.admin_token_file")
 """A server that was started anew may have another."""
 
 
-class Run(Protocol):
+class OneTraining(Protocol):
     """One training that is to be done once."""
 
     @property
@@ -122,7 +122,7 @@ def _shown(value: object) -> str:
 
 
 def do(
-    run: Run,
+    run: OneTraining,
     tell: Callable[[StepRecord, int], None] = lambda record, total: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> bool:
@@ -138,7 +138,7 @@ def do(
     return training.step >= total
 
 
-def _opened(run: Run) -> Training:
+def _opened(run: OneTraining) -> Training:
     files = RunFiles(run.directory)
     if files.exists:
         _require_same(files, run.config)
@@ -150,10 +150,10 @@ def _opened(run: Run) -> Training:
     return begin(run.config, run.directory)
 
 
-def series(run: Run) -> RunSeries:
+def series(run: OneTraining) -> RunSeries:
     """What a finished run has measured."""
     steps = RunFiles(run.directory).steps()
-    lines = list(read_lines(run.directory / STEPS, Line))
+    lines = list(_decisions(run.directory / STEPS))
     found = Counter(
         f"{reason.gap}: {reason.code}" if reason.gap else str(reason.code)
         for line in lines
@@ -169,6 +169,16 @@ def series(run: Run) -> RunSeries:
         },
         reasons=dict(found.most_common()),
     )
+
+
+def _decisions(path: Path) -> Iterator[Line]:
+    """The monitor's, one for each batch; what a kill tore off says of no batch anything."""
+    decoder = msgspec.json.Decoder(Line)
+    for _, line in numbered_lines(path):
+        try:
+            yield decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
 
 
 def _value(step: StepRecord, name: str) -> float | None:

@@ -87,7 +87,7 @@ class Band(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Mean, least and largest of each step; None where not all of the runs show it."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ComparedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One quantity of both sides."""
 
     name: str
@@ -108,7 +108,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Step from which on it is there; None where it does not differ."""
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SidesJudged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The answer, without what explains it."""
 
     outcome: Outcome
@@ -116,7 +116,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     message: str
     steps: int
     """That all runs have: so many were compared."""
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
     least_rank_p: float
     """What permuting whole runs could at best have shown."""
 
@@ -135,7 +135,7 @@ class _Asked(NamedTuple):
     second: list[float]
 
 
-def judge(first: Sequence[RunSeries], second: Sequence[RunSeries]) -> Judged:
+def judge(first: Sequence[RunSeries], second: Sequence[RunSeries]) -> SidesJudged:
     """Finished runs of two kinds; all that they have in common is compared."""
     steps = min((run.steps for run in (*first, *second)), default=0)
     if min(len(first), len(second)) < FEWEST_RUNS or not steps:
@@ -143,12 +143,14 @@ def judge(first: Sequence[RunSeries], second: Sequence[RunSeries]) -> Judged:
             "no step was done" if first and second and not steps else "one run has no spread to compare with"
         )
         message = f"{told}: {len(first)} and {len(second)} runs; give --seeds 3"
-        return Judged(outcome=Outcome.INCONCLUSIVE, message=message, steps=steps, rows=(), least_rank_p=1.0)
+        return SidesJudged(
+            outcome=Outcome.INCONCLUSIVE, message=message, steps=steps, rows=(), least_rank_p=1.0
+        )
     asked = [each for quantity in QUANTITIES for each in _asked(quantity, first, second, steps)]
     rows = _rows(asked, first, second, steps)
     halts = _halts(first, second)
     message = "; ".join(filter(None, (_differing(rows), halts)))
-    return Judged(
+    return SidesJudged(
         outcome=Outcome.FAIL if message else Outcome.PASS,
         message=message or "no difference beyond seeds",
         steps=steps,
@@ -157,7 +159,7 @@ def judge(first: Sequence[RunSeries], second: Sequence[RunSeries]) -> Judged:
     )
 
 
-def _differing(rows: Sequence[Row]) -> str:
+def _differing(rows: Sequence[ComparedRow]) -> str:
     """What differs, the earliest first."""
     since: dict[int, list[str]] = {}
     for row in rows:
@@ -196,15 +198,15 @@ def _mean(run: RunSeries, name: str, begin: int, end: int) -> float | None:
 
 def _rows(
     asked: Sequence[_Asked], first: Sequence[RunSeries], second: Sequence[RunSeries], steps: int
-) -> list[Row]:
+) -> list[ComparedRow]:
     shifts = [mean_shift(summary_of_runs(each.second), summary_of_runs(each.first)) for each in asked]
     adjusted = holm([shift.p_value for shift in shifts])
-    rows: dict[str, Row] = {}
+    rows: dict[str, ComparedRow] = {}
     for each, shift, p_value in zip(asked, shifts, adjusted, strict=True):
         quantity = each.quantity
         counts = quantity.counts(_average(each.first), _average(each.second))
         differs = p_value <= LEVEL and abs(shift.difference) >= counts
-        row = Row(
+        row = ComparedRow(
             name=quantity.name, title=quantity.title, first=band(first, quantity.name, steps, each.begin),
             second=band(second, quantity.name, steps, each.begin), difference=shift.difference,
             of="all steps" if not each.begin else f"last {steps - each.begin} steps", p_value=p_value, counts_from=counts,

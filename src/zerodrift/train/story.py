@@ -54,7 +54,7 @@ CONDITIONS = (
 """In the order in which they are run: what is held against comes before what is held."""
 
 
-class Piece(NamedTuple):
+class StoryPiece(NamedTuple):
     """One training of the story."""
 
     condition: Condition
@@ -68,10 +68,10 @@ class Piece(NamedTuple):
         return f"{self.condition.name}, seed {self.seed}"
 
 
-def pieces(seeds: int, out: Path, settings: Sequence[str] = (), only: Sequence[str] = ()) -> list[Piece]:
+def pieces(seeds: int, out: Path, settings: Sequence[str] = (), only: Sequence[str] = ()) -> list[StoryPiece]:
     """Every training: for each condition all of its seeds, the same in each. `settings` hold for all."""
     return [
-        Piece(condition, seed, _config(condition, seed, settings), out / f"{condition.name}-seed-{seed}")
+        StoryPiece(condition, seed, _config(condition, seed, settings), out / f"{condition.name}-seed-{seed}")
         for condition in chosen(only)
         for seed in range(seeds)
     ]

@@ -21,7 +21,7 @@ Point = tuple[float, float, float] | None
 """Mean, least and largest of one step; None where not every run shows it."""
 
 
-class Told(NamedTuple):
+class StoryLine(NamedTuple):
     """One kind of training."""
 
     name: str
@@ -56,7 +56,7 @@ PANELS = (
 )  # fmt: skip
 
 
-def render_story(kinds: Sequence[Told], notes: Sequence[str]) -> str:
+def render_story(kinds: Sequence[StoryLine], notes: Sequence[str]) -> str:
     """The page; a quantity that no kind shows has no figure."""
     plots = [
         _plot(panel, kinds) for panel in PANELS if any(any(kind.steps.get(panel.name, ())) for kind in kinds)
@@ -72,7 +72,7 @@ def render_story(kinds: Sequence[Told], notes: Sequence[str]) -> str:
     return render_page("story.html", content, [plotly(), own] if plots else [own])
 
 
-def _plot(panel: Panel, kinds: Sequence[Told]) -> Plot:
+def _plot(panel: Panel, kinds: Sequence[StoryLine]) -> Plot:
     traces = [
         trace
         for place, kind in enumerate(kinds)
@@ -86,7 +86,7 @@ def _plot(panel: Panel, kinds: Sequence[Told]) -> Plot:
     )
 
 
-def _band(kind: Told, panel: Panel, colour: str, dash: str) -> list[Trace]:
+def _band(kind: StoryLine, panel: Panel, colour: str, dash: str) -> list[Trace]:
     """The mean as a line with a name, and the ends of the band as two thin ones that share its place in the legend."""
     points = [(step, point) for step, point in enumerate(kind.steps.get(panel.name, ())) if point is not None]
     steps = [step for step, _ in points]

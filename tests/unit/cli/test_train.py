@@ -1,5 +1,7 @@
 """What `zerodrift train` refuses before anything is loaded; what it does, tests/reliability/test_train_kill.py shows."""
 
+import shutil
+
 import msgspec
 import pytest
 import typer
@@ -84,10 +86,20 @@ def test_two_configurations_are_compared_once_and_told_again_without_training(tm
     assert [(each, each.read_bytes()) for each in sorted(out.glob("*/train.jsonl"))] == weights
     with pytest.raises(ConfigError, match="choose another --out"):
         command(**{**given, "steps": 3})
+    # Blame cannot be asked of a run whose rollouts are gone; that the sides differ stands.
+    shutil.rmtree(out / "a-seed-0" / "blame")
+    (out / "a-seed-0" / "rollouts.jsonl").write_bytes(b"")
+    with pytest.raises(typer.Exit) as ended:
+        command(**given)
+    assert ended.value.exit_code == 1
+    assert "A  blame could not be asked: " in capsys.readouterr().out
 
 
 def test_the_story_is_told_of_the_pieces_that_are_there_and_goes_on(tmp_path, capsys):
-    settings = ["train.groups=3", "train.samples=4", "train.warmup_steps=3", "train.steps=3"]
+    settings = [
+        "train.groups=3", "train.samples=4", "train.warmup_steps=3", "train.steps=3",
+        "train.task=tests.unit.train.varied:task",
+    ]  # fmt: skip
     given = {"story": True, "seeds": 1, "out": tmp_path, "settings": settings}
     command(**given, condition=["sound"])
     assert "differs  –" in capsys.readouterr().out

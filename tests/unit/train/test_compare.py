@@ -49,6 +49,15 @@ def test_a_run_is_done_once_goes_on_where_it_stopped_and_is_refused_for_another_
         finished(run.directory, other)
 
 
+def test_a_line_that_a_kill_tore_off_is_no_decision_of_the_monitor(tmp_path):
+    run, _ = planned((SOUND, SOUND), 1, tmp_path)
+    assert do(run)
+    before = series(run)
+    path = run.directory / "steps.jsonl"
+    path.write_bytes(b'{"time":17951\n' + path.read_bytes())
+    assert series(run) == before
+
+
 def test_what_a_kill_left_of_a_warm_up_is_no_run(tmp_path):
     run, _ = planned((SOUND, SOUND), 1, tmp_path)
     run.directory.mkdir()

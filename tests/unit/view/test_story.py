@@ -3,11 +3,13 @@
 import plotly.graph_objects as plotly
 import pytest
 
-from zerodrift.view.story import COLOURS, PANELS, Told, _plot, render_story
+from zerodrift.view.story import COLOURS, PANELS, StoryLine, _plot, render_story
 
 
 def told(name, **steps):
-    return Told(name, f"title of {name}", "3 runs of 2 steps", "differs <script>", "monitor", "blame", steps)
+    return StoryLine(
+        name, f"title of {name}", "3 runs of 2 steps", "differs <script>", "monitor", "blame", steps
+    )
 
 
 KINDS = [
