@@ -19,10 +19,10 @@ RAW, CACHE, KV, HEAD = (
 SETTINGS = (
     "model.path=testbed:llama", "sampling_defaults.max_tokens=3", "sampling_defaults.temperature=0.7",
     "monitoring.circuit_breaker_enabled=false", "train.rollouts=reference", "train.task=shown-sums", "train.groups=25",
-    "train.samples=8", "train.steps=16", "train.warmup_steps=40", "train.learning_rate=0.0002", "train.entropy_coef=0.05",
+    "train.samples=8", "train.steps=12", "train.warmup_steps=40", "train.learning_rate=0.00005", "train.entropy_coef=0.05",
     "train.zero_advantage=keep", "train.max_lag=0", "train.objective=gspo",
 )  # fmt: skip
-"""Of every condition."""
+"""Of every condition. At four times the learning rate the sound training itself gave every sum one answer after three steps."""
 FROM = 1
 """Weights from which on the faults are there: those of before are then the policy's own, not what a built-in model is born with."""
 
