@@ -18,6 +18,7 @@ from zerodrift.records.verdict import Outcome
 if TYPE_CHECKING:
     from zerodrift.train.accused import Accused
     from zerodrift.train.comparison import RunSeries, SidesJudged
+    from zerodrift.train.receipted import Receipted
     from zerodrift.train.story import StoryPiece
     from zerodrift.view.story import StoryLine
 
@@ -70,12 +71,15 @@ class StoryKind:
     judged: "SidesJudged | None"
     """None of what others are held against, and where that was not trained."""
     blame: "Accused"
+    receipt: "Receipted"
+    """Of the first run, as of all that is told beside the numbers."""
 
 
 def _judged(done: "Sequence[StoryPiece]") -> list[StoryKind]:
     from zerodrift.train.accused import accused
     from zerodrift.train.compare import series
     from zerodrift.train.comparison import judge
+    from zerodrift.train.receipted import receipted
     from zerodrift.train.story import CONDITIONS, FROM
 
     found = {
@@ -92,6 +96,7 @@ def _judged(done: "Sequence[StoryPiece]") -> list[StoryKind]:
                     name=condition.name, title=condition.title, faults=condition.faults, against=condition.against,
                     runs=found[condition.name], judged=judge(against, found[condition.name]) if against else None,
                     blame=accused(first.directory, first.directory / "blame", FROM),
+                    receipt=receipted(first.directory, first.directory / "receipt"),
                 )
             )  # fmt: skip
     return kinds
@@ -121,6 +126,7 @@ def _told(kind: StoryKind) -> "StoryLine":
         runs=f"{len(kind.runs)} runs of {steps} steps",
         differs=_differs(kind),
         monitor=monitor_in_words(kind.runs),
+        receipt=_receipt(kind),
         blame=_blame(kind),
         steps={name: band(kind.runs, name, steps).steps for name in shown},
     )
@@ -130,6 +136,11 @@ def _differs(kind: StoryKind) -> str:
     if kind.judged is None:
         return "–"
     return f"{kind.judged.message} ({kind.against})"
+
+
+def _receipt(kind: StoryKind) -> str:
+    told = kind.receipt
+    return f"{told.arrival}: {told.cause or told.message}"
 
 
 def _blame(kind: StoryKind) -> str:
@@ -153,6 +164,7 @@ def _print(kinds: Sequence[StoryKind], out: Path) -> None:
         for word, told in (
             ("differs", _differs(kind)),
             ("monitor", monitor_in_words(kind.runs)),
+            ("receipt", _receipt(kind)),
             ("blame", _blame(kind)),
         ):
             page.print(Text(f"  {word:8} {visible(told)}"), soft_wrap=True)

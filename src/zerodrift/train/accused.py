@@ -14,6 +14,7 @@ import msgspec
 from zerodrift import models
 from zerodrift.audit.blame import Blame
 from zerodrift.backends.reference import ReferenceBackend
+from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
 from zerodrift.core.errors import RecordError
 from zerodrift.core.request import SHAPING
@@ -25,6 +26,7 @@ from zerodrift.records.verdict import Outcome
 from zerodrift.train.checkpoint import read_checkpoint, steps_of
 from zerodrift.train.learner import Learner
 from zerodrift.train.records import GroupRecord, RunFiles, version_number, versions_of
+from zerodrift.train.rollouts import COARSE
 
 MODEL, ROLLOUTS, VERDICT, TOLD = "model", "rollouts.jsonl", "blame", "told.json"
 MOST = 200
@@ -61,17 +63,20 @@ def accused(run: Path, out: Path, since: int) -> Accused:
             return before
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    _save(config, run, version, out / MODEL)
+    save(config, run, version, out / MODEL)
     lines = [line for group in groups for line in _lines(group)][:MOST]
     (out / ROLLOUTS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     model = str(out / MODEL)
     facts = models.facts(model)
     reading = DumpReader(vocab_size=facts.vocab_size, context_length=facts.context_length)
     reference = ReferenceBackend(model)
+    precision = _precision(config)
+    asked = "" if precision is None else f" --precision {precision}"
     blamed = Blame(
         dump=reading.read(out / ROLLOUTS),
         reference=reference,
-        reproduce=f"zerodrift blame {out / ROLLOUTS} --model {model}",
+        precision=precision,
+        reproduce=f"zerodrift blame {out / ROLLOUTS} --model {model}{asked}",
     ).run()
     blamed.write(out / VERDICT, reference.tokenizer.decode)
     gating = [cause for cause in blamed.record.causes if cause.gating]
@@ -88,6 +93,13 @@ def accused(run: Path, out: Path, since: int) -> Accused:
     )
     write_atomically(out / TOLD, msgspec.json.encode(found))
     return found
+
+
+def _precision(config: RunConfig) -> Precision | None:
+    """As configured, where the engine is in this process; of a server it is told from the numbers."""
+    if not config.train.rollouts.in_process:
+        return None
+    return Precision.BF16 if config.model.dtype in COARSE else Precision.FP32
 
 
 def _of_a_checkpoint(files: RunFiles, run: Path, since: int) -> tuple[int, list[GroupRecord]]:
@@ -119,8 +131,8 @@ def _lines(group: GroupRecord) -> Iterator[dict[str, Any]]:
         }
 
 
-def _save(config: RunConfig, run: Path, step: int, directory: Path) -> None:
-    """As a Hugging Face directory."""
+def save(config: RunConfig, run: Path, step: int, directory: Path) -> Path:
+    """A checkpoint of a run as a Hugging Face directory, which is returned."""
     path = config.model.path or ""
     model = models.load(path, dtype="float32" if config.model.dtype == "auto" else config.model.dtype)
     read_checkpoint(run, Learner(model, config.train), step)
@@ -129,3 +141,4 @@ def _save(config: RunConfig, run: Path, step: int, directory: Path) -> None:
     with quiet():
         model.save_pretrained(directory)
         models.tokenizer(path).save_pretrained(directory)
+    return directory

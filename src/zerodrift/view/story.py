@@ -31,6 +31,7 @@ class StoryLine(NamedTuple):
     differs: str
     """In what, from what it is held against."""
     monitor: str
+    receipt: str
     blame: str
     steps: Mapping[str, Sequence[Point]]
     """By quantity."""

@@ -98,7 +98,7 @@ def test_two_configurations_are_compared_once_and_told_again_without_training(tm
 def test_the_story_is_told_of_the_pieces_that_are_there_and_goes_on(tmp_path, capsys):
     settings = [
         "train.groups=3", "train.samples=4", "train.warmup_steps=3", "train.steps=3",
-        "train.task=tests.unit.train.varied:task",
+        "train.task=tests.unit.train.varied:task", "train.checkpoint_every=2",
     ]  # fmt: skip
     given = {"story": True, "seeds": 1, "out": tmp_path, "settings": settings}
     command(**given, condition=["sound"])
@@ -111,6 +111,8 @@ def test_the_story_is_told_of_the_pieces_that_are_there_and_goes_on(tmp_path, ca
     assert steps == [[False] * 3, [False, True, True]]
     assert (tmp_path / "sound-seed-0" / "train.jsonl").read_bytes() == first
     assert "all four" in (tmp_path / "story.html").read_text()
+    told = {kind["name"]: (kind["receipt"]["arrival"], kind["receipt"]["cause"]) for kind in record["kinds"]}
+    assert told == {"sound": ("confirmed", None), "all": ("missed", "weights/stale-prefix-cache")}
 
 
 def test_one_run_of_each_side_cannot_be_judged(tmp_path, capsys):
@@ -136,7 +138,7 @@ def test_a_fault_is_planted_taken_out_again_and_what_it_did_is_told(tmp_path, ca
     run = tmp_path / "run"
     settings = [
         "train.groups=3", "train.samples=4", "train.warmup_steps=3", "train.rescore_one_in=1",
-        "train.task=tests.unit.train.varied:task",
+        "train.task=tests.unit.train.varied:task", "train.checkpoint_every=2",
     ]  # fmt: skip
     command(out=run, steps=4, inject=["path/head-precision"], inject_from=1, settings=settings)
     assert f"zerodrift train --replay {run} does it again" in capsys.readouterr().out

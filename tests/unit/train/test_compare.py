@@ -96,6 +96,17 @@ def test_raw_logprobs_differ_from_processed_ones_and_blame_says_why(tmp_path):
     assert msgspec.json.decode(msgspec.json.encode(raw))["rollouts"] == 12
 
 
+def test_a_head_in_bf16_is_named_since_the_run_says_that_its_engine_computes_in_fp32(tmp_path):
+    """By the numbers alone it could be an engine in bf16, and blame would ask which."""
+    settings = ("train.inject=[path/head-precision]", "train.samples=16", "train.groups=6", "train.steps=1")
+    config = small(*OFTEN, *settings)
+    run, _ = planned((config, config), 1, tmp_path)
+    assert do(run)
+    found = accused(run.directory, tmp_path / "head", 0)
+    assert (found.outcome, found.causes) == (Outcome.FAIL, ("path/head-precision",))
+    assert accused(run.directory, tmp_path / "head", 0) == found
+
+
 def test_runs_of_one_kind_do_not_differ(tmp_path):
     runs = planned((SOUND, SOUND), 2, tmp_path)
     for run in runs:

@@ -8,7 +8,14 @@ from zerodrift.view.story import COLOURS, PANELS, StoryLine, _plot, render_story
 
 def told(name, **steps):
     return StoryLine(
-        name, f"title of {name}", "3 runs of 2 steps", "differs <script>", "monitor", "blame", steps
+        name,
+        f"title of {name}",
+        "3 runs of 2 steps",
+        "differs <script>",
+        "monitor",
+        "receipt",
+        "blame",
+        steps,
     )
 
 
