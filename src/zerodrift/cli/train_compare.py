@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerodrift.config.run import RunConfig
     from zerodrift.train.accused import Accused
     from zerodrift.train.compare import Planned
-    from zerodrift.train.comparison import ComparedRow, RunSeries, SidesJudged
+    from zerodrift.train.comparison import Band, ComparedRow, RunSeries, SidesJudged
 
 COMPARED = "compare.json"
 _MOST_SEEDS, _MOST_REASONS = 100, 4
@@ -150,15 +150,19 @@ def _runs(runs: "Sequence[RunSeries]") -> str:
 def _row(row: "ComparedRow") -> list[Text]:
     from zerodrift.view.notation import number, signed
 
-    bands = [
-        number(band.mean)
-        if band.low == band.high
-        else f"{number(band.mean)}\n[{number(band.low, 2)}, {number(band.high, 2)}]"
-        for band in (row.first, row.second)
-    ]
     title = row.title if row.of == "all steps" else f"{row.title},\n{row.of}"
+    bands = band_in_words(row.first), band_in_words(row.second)
     cells = title, *bands, signed(row.difference), number(row.seen_from), number(row.p_value, 2)
     return [Text(cell, style="bold red" if row.differs else "") for cell in cells]
+
+
+def band_in_words(band: "Band") -> str:
+    """The mean, and below it the least and the largest run where they are not one number."""
+    from zerodrift.view.notation import number
+
+    if band.low == band.high:
+        return number(band.mean)
+    return f"{number(band.mean)}\n[{number(band.low, 2)}, {number(band.high, 2)}]"
 
 
 def _how(sides: Sequence[dict[str, Any]], judged: "SidesJudged") -> str:

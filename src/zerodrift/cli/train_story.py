@@ -11,7 +11,7 @@ from rich.text import Text
 
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar, import_shown
-from zerodrift.cli.train_compare import monitor_in_words
+from zerodrift.cli.train_compare import band_in_words, monitor_in_words
 from zerodrift.cli.train_step import graceful, tell
 from zerodrift.records.verdict import Outcome
 
@@ -174,15 +174,6 @@ def _print(kinds: Sequence[StoryKind], out: Path) -> None:
 
 def _numbers(kind: StoryKind) -> list[Text]:
     from zerodrift.train.comparison import band
-    from zerodrift.view.notation import number
 
     steps = min(run.steps for run in kind.runs)
-    bands = [band(kind.runs, name, steps) for name in _COLUMNS]
-    return [
-        Text(
-            number(each.mean)
-            if each.low == each.high
-            else f"{number(each.mean)} [{number(each.low)}, {number(each.high)}]"
-        )
-        for each in bands
-    ]
+    return [Text(band_in_words(band(kind.runs, name, steps))) for name in _COLUMNS]
