@@ -11,6 +11,7 @@ MAX_FUNCTION = 50
 EXCEPTIONS: dict[str, str] = {
     "zerodrift/cli/blame.py:command": "44 of its lines are the eighteen documented options of one verb",
     "zerodrift/cli/serve.py:command": "50 of its lines are the nineteen documented options of one verb",
+    "zerodrift/cli/train.py:command": "37 of its lines are the sixteen documented options of one verb",
     "zerodrift/exact/ops/triton/attention.py:_attend_kernel": "one GPU program from load to store; it cannot call helpers",
     "zerodrift/exact/ops/triton/attention_backward.py:_dq_kernel": "a third of its lines are its arguments, one by one; one GPU program from load to store",
     "zerodrift/exact/ops/triton/attention_backward.py:_dkv_kernel": "a third of its lines are its arguments, one by one; one GPU program from load to store",

@@ -58,8 +58,8 @@ class Bar:
 
     def describe(self, text: str) -> None:
         """What the stage shows by now; it goes on."""
-        self._stage = text
-        self._bar.update(self._task, description=text)
+        self._stage = f"{self.part}{text}"
+        self._bar.update(self._task, description=self._stage)
 
     def step(self, done: int, total: int) -> None:
         """So much of the stage is done."""

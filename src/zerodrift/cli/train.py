@@ -1,11 +1,8 @@
 """`zerodrift train`: online RL whose rollouts are the trainer's own policy, bit for bit; to go on with, and to replay."""
 
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +11,7 @@ import typer
 from zerodrift.cli import console
 from zerodrift.cli.bar import Bar
 from zerodrift.cli.train_replay import replay_command
-from zerodrift.cli.train_step import tell
+from zerodrift.cli.train_step import graceful, tell
 from zerodrift.config.training import CorrectionName, ObjectiveName, RolloutsFrom
 from zerodrift.core.errors import ConfigError
 
@@ -56,6 +53,19 @@ def command(
     inject_from: Annotated[
         int | None, typer.Option(min=0, help="Step from which on it is there; default 0.")
     ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="A B", help="Two configurations: do they train alike?"),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each side or condition; default 3.")
+    ] = None,
+    story: Annotated[
+        bool, typer.Option("--story", help="The faults of the V0 → V1 story, each in a training.")
+    ] = False,
+    condition: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Of --story, only this one; repeatable.")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in the file; repeatable.")
     ] = None,
@@ -81,7 +91,43 @@ def command(
 
     $ zerodrift train --inject path/head-precision --inject-from 10 --out runs/it
     $ zerodrift train --replay runs/it --without path/head-precision
+
+    Do two engines, releases or flags train alike? The same short training
+    under both, three seeds each: reward, clip rate, KL, entropy, ESS, lag and
+    mismatch with bands over seeds, and a verdict. What is given beside it
+    holds for both, but --inject is planted in the second. Repeat the command
+    to go on where it stopped, or with more --seeds. Exit code: 0 no
+    difference beyond seeds, 1 different, 2 usage, 3 could not judge.
+
+    $ zerodrift train --compare old.yaml new.yaml --steps 20 --out runs/upgrade
+    $ zerodrift train --compare my.yaml my.yaml --inject path/head-precision
+
+    The V0 → V1 story as trainings (docs/story.md), in pieces that are done
+    once each; repeat the command to go on:
+
+    $ zerodrift train --story --condition sound --condition raw
     """
+    planted = {"inject": inject, "inject_from": inject_from}
+    if seeds is not None and compare is None and not story:
+        raise ConfigError(
+            "--seeds counts the runs of each side of --compare A B, or of --story; one run has --set train.seed=N"
+        )
+    if condition and not story:
+        raise ConfigError("--condition names a part of the story; give --story")
+    if story:
+        _refuse_beside(
+            "--story", "conditions of its own", config=config, steps=steps, objective=objective, resume=resume,
+            replay=replay, until=until, without=without, compare=compare, **planted,
+        )  # fmt: skip
+        _story(seeds or 3, condition or [], settings or [], out, as_json=as_json)
+        return
+    if compare is not None:
+        _refuse_beside(
+            "--compare", "two configurations and begins anew", config=config, resume=resume, replay=replay,
+            until=until, without=without,
+        )  # fmt: skip
+        _compare(compare, seeds or 3, out, (steps, objective, settings or []), planted, as_json=as_json)
+        return
     if replay is not None:
         _refuse_beside(
             "--replay", config=config, steps=steps, objective=objective, inject=inject,
@@ -101,10 +147,42 @@ def command(
         if out is None:
             raise ConfigError("--resume goes on with a run; name it with --out")
     place = _place(settings or []) if resume else {}
-    directory = out or RUNS / time.strftime("train-%Y%m%d-%H%M%S")
-    planted = {"inject": inject, "inject_from": inject_from}
+    directory = out or _new_directory("train")
     resolved = None if resume else _resolved(config, steps, objective, planted, settings or [])
     _train(resolved, directory, steps, place, named=out is not None, as_json=as_json)
+
+
+def _compare(
+    files: tuple[Path, Path],
+    seeds: int,
+    out: Path | None,
+    asked: tuple[int | None, ObjectiveName | None, list[str]],
+    planted: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Both sides are the same but for what stands in their files, and what is planted in the second."""
+    from zerodrift.cli.train_compare import compare_command
+
+    nothing = dict.fromkeys(planted)
+    steps, objective, settings = asked
+    configs = [
+        _resolved(path, steps, objective, faults, settings)
+        for path, faults in zip(files, (nothing, planted), strict=True)
+    ]
+    directory = out or _new_directory("compare")
+    compare_command(files, configs, seeds, directory, named=out is not None, as_json=as_json)
+
+
+def _story(seeds: int, condition: list[str], settings: list[str], out: Path | None, *, as_json: bool) -> None:
+    """Without --out in one place, so that the same command goes on."""
+    from zerodrift.cli.train_story import story_command
+
+    story_command(seeds, condition, settings, out or RUNS / "story", as_json=as_json)
+
+
+def _new_directory(word: str) -> Path:
+    return RUNS / time.strftime(f"{word}-%Y%m%d-%H%M%S")
 
 
 _MOVED = ("engine.url", "train.admin_token_file")
@@ -124,12 +202,12 @@ def _place(settings: list[str]) -> dict[str, str]:
     return found
 
 
-def _refuse_beside(option: str, **given: Any) -> None:
-    """A recorded run has its configuration."""
+def _refuse_beside(option: str, takes: str = "the run as it was configured", /, **given: Any) -> None:
+    """A recorded run has its configuration, and a comparison two."""
     for name, value in given.items():
         if value:
             flag = {"config": "CONFIG", "settings": "--set"}.get(name, f"--{name.replace('_', '-')}")
-            raise ConfigError(f"{option} takes the run as it was configured; leave out {flag}")
+            raise ConfigError(f"{option} takes {takes}; leave out {flag}")
 
 
 def _resolved(
@@ -162,7 +240,7 @@ def _train(
     with (
         Bar() as bar,
         console.resumable(bar, directory, named=named, command=lambda: _resumed_by(directory, steps, place)),
-        _graceful() as stopped,
+        graceful() as stopped,
     ):
         bar.stage("warm up" if config is not None else "read the run")
         training = (
@@ -234,22 +312,3 @@ def _say_what_is_on(training: "Training") -> None:
             f"train.correction={training.config.train.correction} weighs tokens by how far engine and trainer are apart: that "
             f"hides an engine that is wrong. {hides}"
         )
-
-
-@contextmanager
-def _graceful() -> Iterator[list[int]]:
-    """The first signal ends the training after the step that is under way; the second one at once."""
-    stopped: list[int] = []
-
-    def stop(number: int, _frame: object) -> None:
-        if stopped:
-            sys.exit(128 + number)
-        stopped.append(number)
-        console.note("the step that is under way is finished and kept; once more ends it now")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

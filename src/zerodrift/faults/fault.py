@@ -92,6 +92,8 @@ class Need(Enum):
     CLAIMED = (lambda _: True, "it reports what was requested of tokens that were drawn otherwise")
     # Likewise of the update: where it resets the prefix cache, nothing old is left in it.
     KEPT_CACHE = (lambda _: True, "it lives on what an update leaves in the prefix cache")
+    # Likewise: an audit updates an engine of which nobody asks anything.
+    IN_FLIGHT = (lambda _: True, "it acts on requests that are in flight when weights change")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,21 @@ class Fault:
         return claims or Need.REFERENCE in self.needs
 
     def check_visible(
-        self, sampling: SamplingParams, *, engine: str, sync: bool, resets_cache: bool = False
+        self,
+        sampling: SamplingParams,
+        *,
+        engine: str,
+        sync: bool,
+        resets_cache: bool = False,
+        trains: bool = False,
     ) -> None:
-        """Refuse an audit that could not see this fault: its PASS would mean nothing."""
+        """Refuse an audit, or a training (`trains`), that could not see this fault: its PASS would mean nothing."""
+        if Need.IN_FLIGHT in self.needs and not trains:
+            raise InvalidValue(
+                f"{self.spec} acts on requests that are in flight when weights change, and an audit updates an engine of which "
+                "nobody asks anything; plant it in a training: zerodrift train --set train.rollouts=reference --inject "
+                f"{self.spec}"
+            )
         if Need.CLAIMED in self.needs and sampling.truncates:
             raise InvalidValue(
                 f"{self.spec} draws tokens that top-p, top-k or min-p would exclude, and those have no logprob; leave out "

@@ -19,6 +19,7 @@ from zerodrift.faults.attention import ATTENTION_FAULTS
 from zerodrift.faults.chunked_prefill import CHUNK_FAULTS
 from zerodrift.faults.delivery import DELIVERY_FAULTS
 from zerodrift.faults.fault import Fault, Need
+from zerodrift.faults.kept_kv import KEPT_KV_FAULTS
 from zerodrift.faults.packed_prefill import PACKED_FAULTS
 from zerodrift.faults.position import POSITION_FAULTS
 from zerodrift.faults.precision import PRECISION_FAULTS
@@ -35,6 +36,7 @@ _PLANTS: Mapping[str, Plant] = {
     **POSITION_FAULTS,
     **ATTENTION_FAULTS,
     **AFTER_UPDATE_FAULTS,
+    **KEPT_KV_FAULTS,
     **CACHE_FAULTS,
     **CHUNK_FAULTS,
     **PACKED_FAULTS,

@@ -1,7 +1,7 @@
 """A task by its name, and what it says, checked: its prompts, and one reward for one rollout.
 
-sums, small-sums   ship with zerodrift: "3+4=" is to be continued by "7"
-my_module:task     an object with `name`, `prompts` and `reward`, or a function of the model that gives one
+sums, small-sums, shown-sums   ship with zerodrift: "3+4=" is to be continued by "7"
+my_module:task                 an object with `name`, `prompts` and `reward`, or a function of the model that gives one
 
 A task is somebody else's code. Whatever it does wrong is told with its name and the prompt's index, and is never taken
 for a fault of the engine, replaced by a number or left out.
@@ -17,9 +17,9 @@ from zerodrift.core.errors import ConfigError, InvalidPrompt, RewardFailed
 from zerodrift.core.request import Prompt
 from zerodrift.core.task import Task
 from zerodrift.tasks import user_objects
-from zerodrift.tasks.sums import SmallSums, Sums
+from zerodrift.tasks.sums import ShownSums, SmallSums, Sums
 
-BUNDLED = {each.name: each for each in (Sums, SmallSums)}
+BUNDLED = {each.name: each for each in (Sums, SmallSums, ShownSums)}
 EXAMPLES = f"{', '.join(BUNDLED)} or my_module:task"
 LARGEST_REWARD = 1e100
 """A sum of so many as fit into memory, and its square, still are numbers of float64."""

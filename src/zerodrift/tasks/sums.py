@@ -21,6 +21,8 @@ class Sums:
     name = "sums"
     digits = 10
     """Summands are below it."""
+    before = ""
+    """What stands in front of every question."""
 
     def __init__(self, model: str | Path) -> None:
         """`model` as in `models.load`: its tokenizer writes the questions and reads the answers."""
@@ -30,10 +32,14 @@ class Sums:
             for question, answer in problems()
             if max(map(int, question[:-1].split("+"))) < self.digits
         ]
-        self._prompts = [Prompt(tuple(self._tokenizer.encode(question)), question) for question, _ in asked]
+        self._prompts = [self._prompt(question) for question, _ in asked]
         self._answers = {
             prompt.token_ids: answer for prompt, (_, answer) in zip(self._prompts, asked, strict=True)
         }
+
+    def _prompt(self, question: str) -> Prompt:
+        text = self.before + question
+        return Prompt(tuple(self._tokenizer.encode(text)), text)
 
     def prompts(self, count: int, seed: int) -> list[Prompt]:
         """Every sum once before one comes twice."""
@@ -62,8 +68,16 @@ class SmallSums(Sums):
         rollout ever drew it, and what is never drawn is never rewarded.
         """
         return [
-            (f"{a}+{b}=", str(answer))
+            (f"{self.before}{a}+{b}=", str(answer))
             for a in range(self.digits)
             for b in range(self.digits)
             for answer in (*range(2 * self.digits - 1), a + b, a + b)
         ]
+
+
+class ShownSums(SmallSums):
+    """The 25 sums behind three that are done: all prompts begin alike, and fill a block of a prefix cache, as system prompts do."""
+
+    name = "shown-sums"
+    before = "1+1=2 2+3=5 4+0=4; "
+    """19 tokens of the built-in models; a block has 16."""

@@ -184,7 +184,8 @@ def _record(
         step=step, groups=tuple(index for index, _ in taken.groups), dropped=taken.dropped, trained=True, digest=version.digest or "",
         state=State.OK if decision is None else decision.state, reward=sum(rewards) / len(rewards), loss=learnt.loss,
         grad_norm=0.0, clip_rate=learnt.clip_rate, kl=learnt.kl, entropy=None if decision is None else decision.entropy,
-        ess=total.token_ess if isinstance(total, Measured) else None, lag=step - min(group.oldest for group in groups),
+        ess=total.token_ess if isinstance(total, Measured) else None,
+        engine_kl=total.k3 if isinstance(total, Measured) else None, lag=step - min(group.oldest for group in groups),
         tokens=sum(len(row) for row in learnt.logprobs), rescored=0, seconds=0.0,
     )  # fmt: skip
 

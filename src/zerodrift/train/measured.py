@@ -57,7 +57,7 @@ def measured_engine(config: RunConfig) -> MeasuredEngine:
     faults = faults_of(config)
     kind = ReferenceBackend if config.train.rollouts is RolloutsFrom.REFERENCE else ExactBackend
     for fault in faults:
-        fault.check_visible(config.sampling_defaults.params(), engine=kind.name, sync=True)
+        fault.check_visible(config.sampling_defaults.params(), engine=kind.name, sync=True, trains=True)
     dtype = "float32" if config.model.dtype == "auto" else config.model.dtype
     return MeasuredEngine(kind(config.model.path or "", dtype=dtype), faults, config.train.inject_from)
 

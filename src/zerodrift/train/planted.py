@@ -20,9 +20,14 @@ def faults_of(config: RunConfig) -> list[Fault]:
     return sorted((FAULTS[spec] for spec in named), key=lambda fault: list(FAULTS).index(fault.spec))
 
 
+def ends_with_its_process(config: RunConfig) -> list[str]:
+    """Faults that live on what an engine kept of weights from before, which nobody can give it back."""
+    return [fault.spec for fault in faults_of(config) if fault.kind is Layer.WEIGHTS]
+
+
 def check_resumable(config: RunConfig, step: int) -> None:
     """What an engine kept of weights from before is gone with its process."""
-    kept = [fault.spec for fault in faults_of(config) if fault.kind is Layer.WEIGHTS]
+    kept = ends_with_its_process(config)
     if kept and step >= config.train.inject_from:
         raise ConfigError(
             f"{', '.join(kept)} was planted at step {config.train.inject_from} and lives on weights from before, which went with the "

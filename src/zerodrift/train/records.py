@@ -118,6 +118,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mismatch: float | None = None
     """Mean of |engine - trainer| over those tokens, in nats: exactly 0 of an exact engine; None where there are none."""
     mismatch_largest: float | None = None
+    engine_kl: float | None = None
+    """Mean k3 of the trainer's numbers against the engine's, lag included; None of runs from before it was kept."""
 
 
 def version_label(number: int) -> str:

@@ -34,7 +34,7 @@ _HONOURED = {
 }
 _NAMES = {RolloutsFrom.SERVE: (EXACT.name,), RolloutsFrom.VLLM: (EXACT.name, "vllm")}
 _OPTION = "train.admin_token_file"
-_COARSE = frozenset({"bfloat16", "float16"})
+COARSE = frozenset({"bfloat16", "float16"})
 
 
 def check_engine(config: RunConfig) -> None:
@@ -160,7 +160,7 @@ def _token(config: RunConfig) -> str:
 def _in_process(config: RunConfig) -> ReachedServer:
     """Asked by one thread: an engine of one owner."""
     engine = measured_engine(config)
-    coarse = config.model.dtype in _COARSE
+    coarse = config.model.dtype in COARSE
     return ReachedServer(engine, None, _send_or_stop, {}, salted=False, coarse=coarse, width=1)
 
 
@@ -188,7 +188,7 @@ def _measured_server(config: RunConfig, backend: VllmBackend) -> ReachedServer:
             f"{HINTS[Capability.RESET_CACHE]}"
         )
     _check_meaning(backend, config.sampling_defaults.params())
-    coarse = backend.fingerprint().numeric.get("dtype") in _COARSE
+    coarse = backend.fingerprint().numeric.get("dtype") in COARSE
     width = config.engine.concurrency
     return ReachedServer(backend, None, _send_or_stop, {}, salted=salted, coarse=coarse, width=width)
 

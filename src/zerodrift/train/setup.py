@@ -58,7 +58,7 @@ class ServerPlace(NamedTuple):
 
 def begin(config: RunConfig, directory: Path) -> Training:
     """A new training. Its first checkpoint is on the disk before it counts as begun."""
-    _check(config)
+    check(config)
     files = RunFiles(directory)
     _require_none(files)
     directory.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def resume(directory: Path, *, steps: int | None = None, place: ServerPlace | No
     files = RunFiles(directory)
     header = files.header()
     config = header.config if place is None else place.put_into(header.config)
-    _check(config)
+    check(config)
     if steps is not None:
         config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, steps=steps))
     model, tokenizer = _policy(config.model), models.tokenizer(_path(config.model))
@@ -178,7 +178,8 @@ def _training(  # noqa: PLR0913 - the parts of a training, each by name
     )  # fmt: skip
 
 
-def _check(config: RunConfig) -> None:
+def check(config: RunConfig) -> None:
+    """What could not be begun is refused before anything is loaded."""
     check_engine(config)
     _check_truncation(config)
 

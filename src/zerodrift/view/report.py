@@ -33,7 +33,7 @@ def render(run_directory: Path) -> str:
     content = _content(read(run_directory))
     own = text("report.js")
     # Without figures Plotly's five megabytes would draw nothing.
-    scripts = [_plotly(), own] if content["figures"] else [own]
+    scripts = [plotly(), own] if content["figures"] else [own]
     return render_page("report.html", content, scripts)
 
 
@@ -63,7 +63,8 @@ def _content(run: FinishedRun) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _plotly() -> str:
+def plotly() -> str:
+    """Plotly's own script, whole."""
     try:
         from plotly.offline import get_plotlyjs  # noqa: PLC0415 (optional, as Jinja is)
     except ModuleNotFoundError as error:

@@ -79,7 +79,7 @@ def test_an_object_of_ones_own_and_a_class_that_is_called_with_the_model():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("nonsense", "names nothing; write sums, small-sums or my_module:task"),
+        ("nonsense", "names nothing; write sums, small-sums, shown-sums or my_module:task"),
         (":task", "names nothing"),
         ("their_task:", "names nothing"),
         ("no_such_task:task", "there is no module 'no_such_task' here or installed"),

@@ -8,15 +8,17 @@ import re
 import pytest
 import torch
 from tests.tiny_models import tiny
-from tests.unit.faults.support import NEW, Elsewhere, ask, by, told
+from tests.unit.faults.support import NEW, Elsewhere, ask, by, outputs, told
 
 from zerodrift.backends.base import Capability
 from zerodrift.backends.exact import ExactBackend
 from zerodrift.backends.reference import ReferenceBackend
 from zerodrift.core.cause import CAUSES, Layer
 from zerodrift.core.errors import CapabilityMissing, InvalidValue, UnsupportedModel
+from zerodrift.core.request import SamplingParams
 from zerodrift.faults.damage import Damaged
 from zerodrift.faults.fault import Need
+from zerodrift.faults.kept_kv import IN_FLIGHT
 from zerodrift.faults.registry import FAULTS, resolve
 from zerodrift.faults.sampling import write_model_with_defaults
 from zerodrift.faults.wrapper import FaultyBackend, clone, fact_of, host_in, innermost
@@ -28,7 +30,6 @@ WITHOUT_A_FAULT = {
     "path/spec-decode",  # nor guesses ahead
     "path/parallelism",  # and runs on one device
     "path/routing",  # no testbed is a mixture of experts
-    "weights/torn",  # one process answers or updates, never both at once
     "weights/lora",  # no backend takes adapters
     # An objective is no engine's: these are for a monitor to find, and nothing here can break one.
     "objective/staleness",
@@ -173,6 +174,27 @@ def test_defaults_that_no_request_leaves_out_cannot_be_filled_in(defaults, tmp_p
     engine = ReferenceBackend(write_model_with_defaults("testbed:llama", tmp_path / "chatty", defaults))
     with pytest.raises(InvalidValue, match="top_p"):
         resolve("semantic/generation-config").inject(engine)
+
+
+def test_what_acts_on_requests_in_flight_is_refused_by_an_audit_and_not_by_a_training():
+    fault = FAULTS["weights/torn:kv-kept"]
+    with pytest.raises(
+        InvalidValue, match=r"plant it in a training: zerodrift train --set train\.rollouts=reference"
+    ):
+        fault.check_visible(SamplingParams(), engine="reference", sync=True)
+    fault.check_visible(SamplingParams(), engine="reference", sync=True, trains=True)
+
+
+def test_sequences_in_flight_are_those_that_come_first_after_an_update(update, updated):
+    """Prompt and first token are the old weights', and the rest looks back on what they wrote; later ones are whole."""
+    broken = FAULTS["weights/torn:kv-kept"].inject(ReferenceBackend("testbed:llama"))
+    old = told(ReferenceBackend("testbed:llama").generate(ask(9, n=IN_FLIGHT + 16)))
+    broken.load_weights(update, NEW)
+    ours, new = (told(engine.generate(ask(9, n=IN_FLIGHT + 16))) for engine in (broken, updated))
+    assert [each.logprobs[0] for each in ours[:IN_FLIGHT]] == [each.logprobs[0] for each in old[:IN_FLIGHT]]
+    assert any(a.logprobs[1:] != b.logprobs[1:] for a, b in zip(ours[:IN_FLIGHT], old, strict=False))
+    assert outputs(ours[IN_FLIGHT:]) == outputs(new[IN_FLIGHT:])
+    assert {each.versions[0].version for each in ours} == {each.versions[0].version for each in new}
 
 
 def test_sides_are_not_confused(llama):

@@ -139,6 +139,21 @@ def test_vanilla_transformers_is_off_by_rounding_and_done_again(run, tmp_path) -
     assert done_again(training.files.directory, tmp_path / "again", 3).parted is None
 
 
+def test_sequences_in_flight_at_an_update_go_on_over_old_keys_and_values(run) -> None:
+    """From the first update on, and the monitor sees it: what is labelled new was begun by the weights before."""
+    training = run(
+        "train.rollouts=reference", "train.inject=[weights/torn:kv-kept]", "train.inject_from=2", *LEARNS,
+        "train.learning_rate=0.001", "train.max_lag=0", "monitoring.circuit_breaker_enabled=false",
+    )  # fmt: skip
+    training.run(5)
+    training.close()
+    steps = RunFiles(training.files.directory).steps()
+    assert [step.mismatch > 1e-3 for step in steps] == [False, False, True, True, True]
+    assert [step.lag for step in steps] == [0] * 5, "its labels say nothing of it"
+    with pytest.raises(ConfigError, match="went with the process"):
+        resume(training.files.directory)
+
+
 class Counting(ReferenceBackend):
     """How often its cache was reset."""
 

@@ -130,7 +130,7 @@ def test_no_torch_is_needed(runs: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "maker"), [("jinja2", page._environment), ("plotly.offline", report._plotly)]
+    ("module", "maker"), [("jinja2", page._environment), ("plotly.offline", report.plotly)]
 )
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, module: str, maker: Any) -> None:
     monkeypatch.setitem(sys.modules, module, None)

@@ -64,7 +64,7 @@ WEIGHTS = (
     ),
     cause(
         "weights/torn",
-        "A sequence was computed while weights were exchanged: some layers old, others new.",
+        "A sequence was computed while weights were exchanged: part of it by the old ones, the rest by the new.",
         "exchange weights between two steps: pause, update, resume; and discard what an update that failed has touched",
         vllm="POST /pause?mode=keep before the update and POST /resume after it",
     ),
