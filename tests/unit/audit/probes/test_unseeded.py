@@ -1,0 +1,72 @@
+"""Requests without a seed: engines that make one of what was sent, beside one that draws anew."""
+
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from zerodrift.audit.plan import probe_requests
+from zerodrift.audit.probes.unseeded import unseeded, won
+from zerodrift.core.completion import Answer
+from zerodrift.core.request import Request
+from zerodrift.faults.wrapper import FaultyBackend
+from zerodrift.records.evidence import AnewEvidence
+from zerodrift.records.verdict import Outcome
+
+
+class OwnSeed(FaultyBackend):
+    """A seed for requests that have none: always the same, or made of the prompt."""
+
+    of_prompt = True
+
+    def generate(self, requests: Sequence[Request]) -> list[Answer]:
+        return self.inner.generate([self._seeded(each) for each in requests])
+
+    def _seeded(self, request: Request) -> Request:
+        if request.sampling.seed is not None:
+            return request
+        seed = zlib.crc32(repr(request.prompt.token_ids).encode()) if self.of_prompt else 11
+        return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, seed=seed))
+
+
+@pytest.fixture
+def requests(llama):
+    return probe_requests(llama.facts.vocab_size, 200, llama.tokenizer.all_special_ids, 3, 6, 60)
+
+
+def test_an_engine_that_draws_anew_passes(llama, requests):
+    for _ in range(5):
+        result = unseeded(llama, requests)
+        assert result.status is Outcome.PASS, result.message
+        assert isinstance(result.evidence, AnewEvidence)
+        assert result.evidence.log_e < 3
+
+
+@pytest.mark.parametrize("of_prompt", [True, False])
+def test_a_seed_that_nobody_asked_for_is_seen(llama, requests, of_prompt):
+    engine = OwnSeed(llama)
+    engine.of_prompt = of_prompt
+    result = unseeded(engine, requests)
+    assert result.status is Outcome.FAIL
+    (cause,) = result.causes
+    assert cause.cause == "semantic/seed"
+    assert cause.gating
+    assert result.evidence == AnewEvidence(pairs=6, equal=6, log_e=result.evidence.log_e)
+
+
+def test_bets_are_fair(llama, requests):
+    """Of samples that owe each other nothing the mean of what is won is one, or less."""
+    answers = llama.generate(
+        [
+            msgspec.structs.replace(each, sampling=msgspec.structs.replace(each.sampling, n=16, max_tokens=2))
+            for each in requests
+        ]
+    )
+    wins = [
+        np.exp(won(one, other))
+        for answer in answers
+        for one, other in zip(answer.completions[::2], answer.completions[1::2], strict=True)
+    ]
+    assert np.mean(wins) < 1.5
