@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from zerodrift.audit.checked_calls import generated
+from zerodrift.audit.measure import EDGE
 from zerodrift.audit.probes.result import ProbeResult, answered, found, not_judged, with_fix
 from zerodrift.backends.base import Backend
 from zerodrift.backends.reference import ReferenceBackend
@@ -108,14 +109,20 @@ class MixedBatch:
         return found
 
     def logprobs(self, one: Completion, asked: Sequence[SamplingParams]) -> list[Floats]:
-        """Of its tokens, by each of several sets of parameters, and at last by none."""
+        """Of its tokens, [account, token] by each of several sets of parameters, and at last by none: where some tokens are left out
+        rounding decides which, so that there are three accounts of what is left."""
         (logits_TV,) = self.reference.teacher.logits([one.sequence], [len(one.prompt_token_ids)])
         past = histories(one.prompt_token_ids, one.token_ids)
         tokens = torch.tensor(one.token_ids)[:, None]
         stops = self.reference.facts.eos_token_ids
-        rows = [processed_logprobs(logits_TV.double(), params, past, stops) for params in asked]
-        rows.append(torch.log_softmax(logits_TV.double(), dim=-1))
-        return [np.maximum(row.gather(-1, tokens)[:, 0].numpy(), LEAST) for row in rows]
+        slack = max(EDGE, self.band)
+
+        def told(params: SamplingParams) -> Floats:
+            slacks = (0.0, slack, -slack) if params.truncates else (0.0,)
+            rows = [processed_logprobs(logits_TV.double(), params, past, stops, slack=by) for by in slacks]
+            return np.stack([np.maximum(row.gather(-1, tokens)[:, 0].numpy(), LEAST) for row in rows])
+
+        return [*(told(params) for params in asked), told(SamplingParams())]
 
 
 class _Judged:
@@ -125,14 +132,17 @@ class _Judged:
         self, one: Completion, asked: Sequence[SamplingParams], number: int, held: MixedBatch
     ) -> None:
         self.asked, self.number = asked, number
-        *rows, raw = held.logprobs(one, asked)
+        *accounts, raw = held.logprobs(one, asked)
         told, band = np.array(one.logprobs), LARGE * held.band
-        near = [float(np.median(np.abs(row - told))) <= band for row in rows]
+        near = [_distance(each, told) <= band for each in accounts]
         # An engine may report the model's own.
-        own_logprobs = one.kind is not LogprobKind.PROCESSED and float(np.median(np.abs(raw - told))) <= band
+        own_logprobs = one.kind is not LogprobKind.PROCESSED and _distance(raw, told) <= band
         self.off_numbers = not near[number] and not own_logprobs
         self.anothers = self.off_numbers and any(near)
-        won = [float((row - rows[number]).sum()) for row in rows]
+        own = accounts[number].max(axis=0)
+        won = [
+            0.0 if place == number else float((each[0] - own).sum()) for place, each in enumerate(accounts)
+        ]
         self.off_draws = float(np.logaddexp.reduce(won)) - np.log(len(won)) > -np.log(
             SAMPLING_ALPHA / len(won)
         )
@@ -140,6 +150,11 @@ class _Judged:
     @property
     def off(self) -> bool:
         return self.off_numbers or self.off_draws
+
+
+def _distance(accounts: Floats, told: Floats) -> float:
+    """The median over tokens, each by the account that is nearest."""
+    return float(np.median(np.abs(accounts - told).min(axis=0)))
 
 
 def _how(off: Sequence[_Judged]) -> str:
