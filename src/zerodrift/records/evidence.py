@@ -155,9 +155,9 @@ class AnewEvidence(Evidence, frozen=True, kw_only=True):
     """Samples of one prompt without a seed, in pairs."""
 
     pairs: int
-    equal: int
-    log_e: float
-    """Nats against chance."""
+    equal: int | None = None
+    """Where they are too alike, as is `log_e`: nats against chance."""
+    log_e: float | None = None
 
 
 class MixedEvidence(Evidence, frozen=True, kw_only=True):

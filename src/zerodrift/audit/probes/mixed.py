@@ -33,6 +33,8 @@ LARGE = 10.0
 """A request whose median number is so many bands off is not the one that was asked for, as for single parameters."""
 LEAST = -30.0
 """Logprob of what the parameters exclude: much, and finite."""
+MOST_WON = 3.0
+"""Nats that one draw may win for the parameters of another: of healthy engines in bf16 one in twelve drew a token that its own left out."""
 ASKED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.5},
     {"temperature": 1.5},

@@ -126,7 +126,8 @@ class _Scores:
 
     def _of(self, row: int) -> torch.Tensor:
         """[H, L, L], of what is seen and what is not."""
-        return self._query[row] @ self._key[row].transpose(-1, -2) * self._scaling
+        scores: torch.Tensor = self._query[row] @ self._key[row].transpose(-1, -2) * self._scaling
+        return scores
 
     def _masked(self, row: int, scores: torch.Tensor) -> torch.Tensor:
         if self._mask is None:
@@ -142,7 +143,8 @@ class _Scores:
         scores = self._of(row)
         weights = self._masked(row, scores).softmax(dim=-1) * scores**3 / 3
         moved = (weights @ self._value[row]).transpose(0, 1)
-        return weights.sum(dim=-1).transpose(0, 1)[..., None] * given - moved
+        slopes: torch.Tensor = weights.sum(dim=-1).transpose(0, 1)[..., None] * given - moved
+        return slopes
 
 
 def _turned(query: torch.Tensor, angles_BHF: torch.Tensor) -> torch.Tensor:

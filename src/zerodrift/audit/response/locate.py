@@ -212,7 +212,7 @@ class _Proof:
         values = np.array(found.values)
         left = self._left(found.chosen, values)
         for _ in range(REFINEMENTS):
-            step = np.linalg.lstsq(columns, left, rcond=None)[0]
+            step: Floats = np.linalg.lstsq(columns, left, rcond=None)[0].astype(np.float64)
             better = self._better(found.chosen, values, left, step)
             if better is None:
                 break
