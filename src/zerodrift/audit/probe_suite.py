@@ -137,7 +137,7 @@ class ProbeSuite:
 
         return [
             guarded(Probe.MIXED, mixed),
-            guarded(Probe.UNSEEDED, lambda: unseeded(self.setup.engine, asked())),
+            guarded(Probe.UNSEEDED, lambda: unseeded(self.setup.engine, self.setup.reference, asked())),
         ]
 
     def given(self) -> list[ProbeResult]:
