@@ -3,6 +3,8 @@
 A field that is None was not measured, and does not stand in the file.
 """
 
+import math
+
 import msgspec
 
 
@@ -371,8 +373,13 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
             "bias": f"{self.estimate:+.4g} {between}",
             "offset": f"{self.estimate:+.4g} {between}",
             "limit": f"limited to ± {self.estimate:.4g} {between}",
-            "sink": f"one more entry of weight {self.estimate:.4g} {between} in its softmax",
+            "sink": f"one more entry of weight {self.estimate:.4g} {between} in its softmax: score {_log(self.estimate):+.3g}",
         }.get(self.quantity, f"{self.quantity} × {factor:.4f} [{low:.4f}, {high:.4f}]")
         value = self.quantity if self.done and self.quantity != "fp8" else value
         same = f" (or {self.alike})" if self.alike else ""
         return f"{self.place}, {value}{same}, R² {self.r2:.2f}"
+
+
+def _log(weight: float) -> float:
+    """Of a weight in a softmax: its score."""
+    return math.log(max(weight, 1e-30))

@@ -143,7 +143,8 @@ class _Judged:
         self.anothers = self.off_numbers and any(near)
         own = accounts[number].max(axis=0)
         won = [
-            0.0 if place == number else float((each[0] - own).sum()) for place, each in enumerate(accounts)
+            0.0 if place == number else float(np.minimum(each[0] - own, MOST_WON).sum())
+            for place, each in enumerate(accounts)
         ]
         self.off_draws = float(np.logaddexp.reduce(won)) - np.log(len(won)) > -np.log(
             SAMPLING_ALPHA / len(won)
