@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from zerodrift.drift.tokens import RARE, TokenTable
-from zerodrift.sampler.masses import draw_masses
+from zerodrift.sampler.masses import draw_masses, recent_masses
 from zerodrift.sampler.moments import surprise_moments
 
 VOCAB = 512
@@ -51,9 +51,22 @@ class Source:
         """One token from each row, changed or not; a stop token does not end an output here."""
         used = self.probs if change is None else change(self.probs.copy(), self.index)
         bounds = used.cumsum(axis=1)
-        rows = np.arange(len(used))
         picks = (bounds > rng.random(len(used))[:, None] * bounds[:, -1:]).argmax(axis=1)
-        own, within = self.probs[rows, picks], rng.random(len(used))
+        return self.table(picks, rng)
+
+    def raced(self, rng: np.random.Generator, again: Callable[[int], bool]) -> TokenTable:
+        """As vLLM draws: an arrival time for each token, and the first to arrive; at some places those of the place before."""
+        times = rng.exponential(size=self.probs.shape)
+        for row, index in enumerate(self.index.tolist()):
+            if index and again(index):
+                times[row] = times[row - 1]
+        return self.table((times / np.maximum(self.probs, 1e-300)).argmin(axis=1), rng)
+
+    def table(self, picks: np.ndarray, rng: np.random.Generator) -> TokenTable:
+        """These tokens, as what came of the rows."""
+        rows = np.arange(len(picks))
+        recent, recurs = self._recent(picks)
+        own, within = self.probs[rows, picks], rng.random(len(picks))
         contracted, others = np.log(own), own / (1 - self.probs[:, STOP])
         before = self.probs.cumsum(axis=1)[rows, picks] - own
         return TokenTable(
@@ -68,11 +81,24 @@ class Source:
             variance=self.variance,
             by_likelihood=np.clip(self.likelier[rows, picks] + within * own, 0, 1),
             by_id=np.clip(before + within * own, 0, 1),
-            sigma=np.full(len(used), 1e-6),
+            sigma=np.full(len(picks), 1e-6),
             masses=replace(
                 self.masses,
                 stopped=picks == STOP,
+                recent=recent,
+                recurs=recurs,
                 rarity=(others[:, None] < np.array(RARE)).sum(axis=1).astype(np.uint8),
             ),
             ends_told=True,
         )
+
+    def _recent(self, picks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        others = self.probs.copy()
+        others[:, STOP] = 0
+        others /= np.maximum(others.sum(axis=1, keepdims=True), 1e-12)
+        parts = [
+            recent_masses(torch.from_numpy(others[at]), torch.from_numpy(picks[at]), ())
+            for at in (self.sequence == number for number in range(self.sequence[-1] + 1))
+        ]
+        recent, recurs = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+        return recent.astype(np.float32), recurs

@@ -1,12 +1,14 @@
 """Rounding of many kinds in many models, none of which may be located: `python tests/faults/never_located.py [SETS]`.
 
 A set is a testbed model with tokens that it sampled; each is scored in twenty ways that round. What is counted is how
-often linear response says that such a difference follows a part of the model, and how often it says where.
+often linear response says that such a difference follows a part of the model, how often it says where, and how often one of
+the changes that are tried outright is believed; those are tried in every fourth way, since they are some hundred forwards.
 """
 
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +16,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from zerodrift.audit.counterfactual.evaluate import CaseWindow
+from zerodrift.audit.attribute import Costs
+from zerodrift.audit.counterfactual.evaluate import CaseWindow, Evaluator
+from zerodrift.audit.counterfactual.explanation import Explanation
+from zerodrift.audit.counterfactual.path import Paths
+from zerodrift.audit.diagnose import quickest
+from zerodrift.audit.outright import try_outright
 from zerodrift.audit.response.answer import Localisation
 from zerodrift.audit.response.derivatives import LinearResponse
 from zerodrift.audit.response.locate import followed_by
@@ -26,6 +33,7 @@ from zerodrift.stats.arrays import Floats
 
 MODELS = ("llama", "qwen2", "qwen3", "mistral", "gemma3", "qwen3-moe")
 SETS = 10
+OUTRIGHT_EVERY = 4
 SEQUENCES, WINDOW, SIGMA = 30, 8, 4e-6
 SAMPLING = SamplingParams(max_tokens=16)
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -147,6 +155,8 @@ class Judged(NamedTuple):
     seed: int
     way: str
     answer: Localisation | None
+    outright: str = ""
+    """What was believed of all that was tried outright."""
 
 
 def judge_set(model: str, seed: int, ways: dict[str, Way] = WAYS) -> Iterator[Judged]:
@@ -161,7 +171,21 @@ def judge_set(model: str, seed: int, ways: dict[str, Way] = WAYS) -> Iterator[Ju
         teacher = Teacher(way.change(plain), **way.layout)
         told: list[Floats] = [each.double().numpy() for each in teacher.logprobs(sequences, starts)]
         reported = [window._replace(reported=each) for window, each in zip(windows, told, strict=True)]
-        yield Judged(model, seed, name, followed_by(response, reported, np.random.default_rng(seed)))
+        answer = followed_by(response, reported, np.random.default_rng(seed))
+        tried = (list(ways).index(name) + seed) % OUTRIGHT_EVERY == 0
+        believed = outright(plain, reported, reference.facts.eos_token_ids) if tried else ""
+        yield Judged(model, seed, name, answer, believed)
+
+
+def outright(plain: Any, windows: list[CaseWindow], stops: tuple[int, ...]) -> str:
+    """What the audit would believe of the changes that it tries outright; empty where it believes none."""
+    paths = Paths(plain)
+    evaluate = partial(Evaluator, forwards=paths.forwards, stop_ids=stops)
+    everything = Costs(evaluate(windows))
+    if everything.at_floor(Explanation()):
+        return ""
+    found = try_outright(everything, quickest(everything), evaluate, paths, np.random.default_rng(0))
+    return "" if found.attribution is None else found.attribution.selected[0].message
 
 
 def sampled(reference: ReferenceBackend, seed: int) -> list[CaseWindow]:
@@ -185,11 +209,14 @@ def sampled(reference: ReferenceBackend, seed: int) -> list[CaseWindow]:
 
 def main(sets: int) -> None:
     """Count."""
-    runs = followed = located = 0
+    runs = followed = located = believed = 0
     worst = 0.0
     for number in range(sets):
         for judged in judge_set(MODELS[number % len(MODELS)], seed=number):
             runs += 1
+            believed += bool(judged.outright)
+            if judged.outright:
+                print(judged.model, judged.seed, judged.way, judged.outright, flush=True)  # noqa: T201
             if judged.answer is None:
                 continue
             worst = max(worst, judged.answer.r2)
@@ -197,7 +224,8 @@ def main(sets: int) -> None:
             located += bool(judged.answer.located)
             if judged.answer.follows:
                 print(judged.model, judged.seed, judged.way, judged.answer.message, flush=True)  # noqa: T201
-        print(f"{runs} runs: {followed} follow a knob, {located} located, largest R² {worst:.3f}", flush=True)  # noqa: T201
+        told = f"{followed} follow a knob, {located} located, {believed} outright, largest R² {worst:.3f}"
+        print(f"{runs} runs: {told}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -236,3 +236,4 @@ def test_rounding_is_never_located(script, model):
     assert len(judged) == len(ways)
     for each in judged:
         assert each.answer is None or not each.answer.follows, (each.way, each.answer.message)
+        assert not each.outright, each.way

@@ -30,7 +30,7 @@ SHORT = 256
 FINALISTS = 3
 AT_ONCE = 32
 """Candidates whose rows of logits are kept together."""
-MOST_TRIED, MOST_OF_LARGE = 600, 80
+MOST_TRIED, MOST_OF_LARGE = 600, 90
 LARGE = 20_000_000
 """Parameters, from which on a candidate costs a second."""
 Evaluate = Callable[[Sequence[CaseWindow]], Evaluator]

@@ -115,10 +115,22 @@ def diagnose(
     attribution = attribute(everything, propose, rng)
     if attribution.by_value:
         return attribution
-    rounded = by_precision(everything, screen, evaluator, paths, rng)
+    return by_parts(attribution, everything, evaluator, paths, rng)
+
+
+def by_parts(
+    attribution: Attribution,
+    everything: Costs,
+    evaluate: Callable[[Sequence[CaseWindow]], Evaluator],
+    paths: Paths,
+    rng: np.random.Generator,
+) -> Attribution:
+    """Where no account predicts the numbers: one part of the model in less precision, turned a little, or changed outright."""
+    screen = quickest(everything)
+    rounded = by_precision(everything, screen, evaluate, paths, rng)
     if rounded is not None:
         return rounded
-    outright = partial(try_outright, everything, screen, evaluator, paths, rng)
+    outright = partial(try_outright, everything, screen, evaluate, paths, rng)
     return _inside(_with_response(attribution, paths.model, everything, rng), outright)
 
 

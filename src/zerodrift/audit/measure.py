@@ -1,7 +1,7 @@
 """Per-token measurement: what the engine reported beside what the reference makes of the same tokens.
 
 Δ = contracted − reported = log π_trainer − log π_rollout, the sign that every RL framework uses. Rows of logits are
-reduced to some numbers per token as they come, whatever the vocabulary: 48 bytes, and 48 more in the table, beside 261 for
+reduced to some numbers per token as they come, whatever the vocabulary: 48 bytes, and 48 more in the table, beside 271 for
 each of the first tokens, whose draws are counted.
 """
 
@@ -17,7 +17,7 @@ from zerodrift.backends.teacher import LogitRows, Teacher
 from zerodrift.core.completion import Completion
 from zerodrift.core.request import SamplingParams
 from zerodrift.drift.floor import Floor
-from zerodrift.drift.tokens import DrawMasses, TokenTable, joined, no_masses
+from zerodrift.drift.tokens import RECENT, DrawMasses, TokenTable, joined, no_masses
 from zerodrift.sampler.masses import draw_masses
 from zerodrift.sampler.moments import surprise_moments
 from zerodrift.sampler.placement import place
@@ -197,7 +197,8 @@ def _measure(
             points.by_id_T,
         )
         ends = item.requested.stop_token_ids + (() if item.requested.ignore_eos else tuple(stop_ids))
-        yield begin, torch.stack(columns).numpy(), draw_masses(drawn_TV, tokens, ends)
+        masses = draw_masses(drawn_TV, tokens, ends, output[max(0, begin - max(RECENT)) : begin])
+        yield begin, torch.stack(columns).numpy(), masses
 
 
 def _nearest(accounts: Sequence[torch.Tensor], told: Sequence[float]) -> torch.Tensor:

@@ -19,11 +19,13 @@ from zerodrift.audit.probes.consistency import SelfConsistency
 from zerodrift.audit.probes.ends import LikelyEnds
 from zerodrift.audit.probes.given import Given, given_tokens, recorded_in, same_reference, sampled_by
 from zerodrift.audit.probes.head import head_precision
+from zerodrift.audit.probes.mixed import MixedBatch
 from zerodrift.audit.probes.parameters import AskParameters
 from zerodrift.audit.probes.result import ProbeResult, cut_off, not_judged
 from zerodrift.audit.probes.rewards import rewards
 from zerodrift.audit.probes.stream import stream
 from zerodrift.audit.probes.trainer import trainer
+from zerodrift.audit.probes.unseeded import unseeded
 from zerodrift.audit.score_meaning import score_meaning
 from zerodrift.audit.setup import AuditSetup
 from zerodrift.audit.tasks import rewarded
@@ -122,6 +124,21 @@ class ProbeSuite:
             seed=self.setup.validation.seed if self.setup.seeded else None,
         )
         return [guarded(Probe.PARAMETERS, asking.ask)]
+
+    def of_several(self) -> list[ProbeResult]:
+        """Requests with parameters of their own in one call, and such as have no seed: of an engine that is right so far."""
+        self.setup.progress.stage(Probe.MIXED)
+
+        def asked() -> list[Request]:
+            return self.setup.probe_requests(self.setup.validation.seed + 3, PROBE_REQUESTS)
+
+        def mixed() -> ProbeResult:
+            return MixedBatch(self.setup.engine, self.setup.reference, asked(), self.gates.p90).ask()
+
+        return [
+            guarded(Probe.MIXED, mixed),
+            guarded(Probe.UNSEEDED, lambda: unseeded(self.setup.engine, self.setup.reference, asked())),
+        ]
 
     def given(self) -> list[ProbeResult]:
         """Parity the other way round, on fresh samples of the reference or on recorded ones."""

@@ -112,7 +112,7 @@ class Audit(AuditSetup):
         suite = ProbeSuite(self, self._gates(floor.unshaped or floor))
         semantic = any(cause.gating and CAUSES[cause.cause].layer is Layer.SEMANTIC for cause in explained)
         if numbers.status is drawn.status is Outcome.PASS:
-            results += [*suite.ends(measurements), *suite.parameters(measurements)]
+            results += [*suite.ends(measurements), *suite.parameters(measurements), *suite.of_several()]
         results += [*suite.consistency(semantic=semantic), *suite.head(), *suite.given()]
         results.append(self._return(material, failed=numbers.status is Outcome.FAIL))
         if numbers.status is Outcome.FAIL and nameless(explained) and not _predicted(results):

@@ -16,7 +16,7 @@ from zerodrift.records.verdict import CauseFound, Outcome, Probe
 COMPARABLE = 0.3
 """Two differences within this factor of each other may be one."""
 SERVED, COMPANY = "path/prefix-cache", "path/batch-variance"
-LATER = frozenset({Probe.ENDS, Probe.PARAMETERS, Probe.PREFILL_DECODE})
+LATER = frozenset({Probe.ENDS, Probe.PARAMETERS, Probe.MIXED, Probe.PREFILL_DECODE})
 
 
 def company_apart(

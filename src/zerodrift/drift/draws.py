@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from zerodrift.drift.tokens import ENDS, RANGES, RARE, TokenTable
+from zerodrift.drift.tokens import ENDS, RANGES, RARE, RECENT, TokenTable
 from zerodrift.stats.arrays import Floats
 from zerodrift.stats.betting import Counts, count, log_mean_exp
 
@@ -31,7 +31,10 @@ PLACES: dict[str, tuple[int, float]] = {
 """Of the output; the first by itself, because engines make it in another place than the others."""
 TAILS = tuple(range(1, 10))
 """Of the rarest and of the likeliest: one half, a quarter, … to 1/512 of every distribution."""
-IDS, ONE_ID, RARITY, TAIL, GREEDY, STOP = KINDS = ("ids", "one id", "rarity", "tail", "likeliest", "stop")
+IDS, ONE_ID, RARITY, TAIL, GREEDY, STOP, AGAIN = KINDS = (
+    *("ids", "one id", "rarity", "tail", "likeliest", "stop"),
+    "again",
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def count_draws(table: TokenTable) -> Draws:
     others = table.rows(~table.masses.stopped)
     # Where stop tokens were left out, nothing is known of them, nor of places among tokens that had them.
     told = table if table.ends_told else table.rows(np.zeros(len(table.token), dtype=np.bool_))
-    return Draws((_ids(others), _one_id(others), _rarity(others), _tail(told), _greedy(others), _stop(told)))
+    kinds = _ids(others), _one_id(others), _rarity(others), _tail(told), _greedy(others), _stop(told)
+    return Draws((*kinds, _again(others)))
 
 
 def _ids(table: TokenTable) -> Sets:
@@ -179,6 +183,12 @@ def _greedy(table: TokenTable) -> Sets:
 def _stop(table: TokenTable) -> Sets:
     masses = table.masses
     return _by_place(STOP, table, ["a stop token"], masses.stopped[:, None], masses.stop[:, None])
+
+
+def _again(table: TokenTable) -> Sets:
+    """Tokens that were drawn right before: noise that is shared between draws of one output favours them."""
+    words = tuple("the token before" if last == 1 else f"one of the {last} tokens before" for last in RECENT)
+    return Sets(AGAIN, words, count(table.masses.recurs, table.masses.recent), len(words))
 
 
 def _by_place(

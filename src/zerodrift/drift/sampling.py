@@ -20,11 +20,11 @@ SAMPLING_ALPHA = 1e-6
 SAMPLING_DOUBT = 1e-4
 """Below it chance is no good account either: one healthy run in 10,000 is asked to draw more."""
 UNDECIDED = ": decide it with more samples"
-TESTS = 4
+TESTS = 5
 """How likely the tokens are, where they fall among likelier and rarer ones, where among all ids, and whether one draw
-says something about the next. The least p-value counts, times four (Bonferroni)."""
+says something about the next, in either order. The least p-value counts, times five (Bonferroni)."""
 WAYS = 2
-"""These four, and counts against what was due (`drift.draws`): each has half of the level."""
+"""These, and counts against what was due (`drift.draws`): each has half of the level."""
 TIE = 2.5
 """Places up to so many times a token's own probability may be a tie's: with the likeliest token e^0.4 times as likely."""
 
@@ -41,11 +41,12 @@ class Sampling(NamedTuple):
 
 def draws_depend(evidence: SamplingEvidence) -> bool:
     """One draw says something about the next: draws that do bunch up, and no other test says anything of its own then."""
-    return evidence.p_serial is not None and WAYS * TESTS * evidence.p_serial < SAMPLING_ALPHA
+    both = [each for each in (evidence.p_serial, evidence.p_serial_rank) if each is not None]
+    return bool(both) and WAYS * TESTS * min(both) < SAMPLING_ALPHA
 
 
 def fidelity(table: TokenTable) -> Sampling:
-    """Four tests of sampled tokens, and bets on how often which of them came."""
+    """Five tests of sampled tokens, and bets on how often which of them came."""
     possible = np.isfinite(table.contracted)
     if int(possible.sum()) < LEAST_TOKENS:
         return _too_few(int(possible.sum()))
@@ -68,7 +69,7 @@ def fidelity(table: TokenTable) -> Sampling:
         **{f"p_{name}": finding[0] for name, finding in findings.items()},
     )
     finding = loudest if TESTS * least < draws.p_value else draws.message
-    finding = findings["serial"].message if draws_depend(evidence) else finding
+    finding = min(findings["serial"], findings["serial_rank"]).message if draws_depend(evidence) else finding
     return Sampling(*_judged(p_value, finding, test.z), evidence)
 
 
@@ -80,9 +81,10 @@ class _Finding(NamedTuple):
 def _findings(
     table: TokenTable, drawable: TokenTable, test: SamplingFidelity, possible: NDArray[np.bool_]
 ) -> dict[str, _Finding]:
-    """The four tests by name."""
+    """The five tests by name."""
     ranks, ids = uniformity(drawable.by_likelihood), uniformity(drawable.by_id)
-    serial = serial_dependence(table.by_id, _follows(table, possible))
+    behind = _follows(table, possible)
+    serial, ranked = (serial_dependence(points, behind) for points in (table.by_id, table.by_likelihood))
     side = "likelier" if test.z > 0 else "rarer"
     uneven_ranks = (
         "tokens of some rank come too often: their places among likelier and rarer ones are not even "
@@ -101,6 +103,10 @@ def _findings(
         "serial": _Finding(
             serial.p_value,
             f"one draw says something about the next (z = {serial.z:+.1f} over {serial.pairs} pairs)",
+        ),
+        "serial_rank": _Finding(
+            ranked.p_value,
+            f"how likely one draw was says something about the next (z = {ranked.z:+.1f} over {ranked.pairs} pairs)",
         ),
     }
 

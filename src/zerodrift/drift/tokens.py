@@ -17,6 +17,8 @@ ENDS = (16, 256)
 RARE = tuple(10 ** (-step / 2) for step in range(1, 13))
 """Probabilities in half decades, from 0.3 to a millionth."""
 LIKELIEST = 8
+RECENT = (1, 4)
+"""The last token of an output, and its last four: noise that is used again draws them again."""
 COUNTED = 32_768
 """Tokens whose draws are counted, the first of an audit: 9 MB. They see a piece of the vocabulary of 0.08 % of the mass,
 and an audit of 2.5 million tokens has to fit into 2 GiB."""
@@ -26,7 +28,7 @@ Masses = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DrawMasses:
-    """How likely each draw was to fall into some sets, and into which it fell: 261 bytes a token, any vocabulary.
+    """How likely each draw was to fall into some sets, and into which it fell: 271 bytes a token, any vocabulary.
 
     A draw is taken for two: whether it ends the output, and if not, which other token comes. All but `stop` is about the
     second, so that recordings from which stop tokens were removed can be judged by it.
@@ -47,6 +49,10 @@ class DrawMasses:
     """Of all stop tokens together."""
     stopped: NDArray[np.bool_]
     """The sampled token is one."""
+    recent: Masses
+    """[token, RECENT]: of the tokens that were drawn right before it, all together."""
+    recurs: NDArray[np.bool_]
+    """[token, RECENT]: the sampled token is one of them."""
     vocab_size: int
 
     def rows(self, chosen: NDArray[np.bool_] | slice) -> "DrawMasses":
@@ -75,6 +81,8 @@ def no_masses(tokens: int, vocab_size: int) -> DrawMasses:
         likeliest_mass=np.zeros((tokens, LIKELIEST), np.float32),
         stop=np.zeros(tokens, np.float32),
         stopped=np.zeros(tokens, np.bool_),
+        recent=np.zeros((tokens, len(RECENT)), np.float32),
+        recurs=np.zeros((tokens, len(RECENT)), np.bool_),
         vocab_size=vocab_size,
     )
 

@@ -3,6 +3,8 @@
 A field that is None was not measured, and does not stand in the file.
 """
 
+import math
+
 import msgspec
 
 
@@ -80,6 +82,7 @@ class SamplingEvidence(Evidence, frozen=True, kw_only=True):
     p_rank: float | None = None
     p_id: float | None = None
     p_serial: float | None = None
+    p_serial_rank: float | None = None
     p_counts: float | None = None
     """Of draws by id, probability, place and end, against how often each was due."""
     tokens: int
@@ -148,6 +151,24 @@ class UnseededEvidence(Evidence, frozen=True, kw_only=True):
 
     shared: int
     drawn: int
+
+
+class AnewEvidence(Evidence, frozen=True, kw_only=True):
+    """Samples of one prompt without a seed, in pairs."""
+
+    pairs: int
+    equal: int | None = None
+    """Where they are too alike, as is `log_e`: nats against chance."""
+    log_e: float | None = None
+
+
+class MixedEvidence(Evidence, frozen=True, kw_only=True):
+    """Requests of one call, each with parameters of its own."""
+
+    requests: int
+    off: int
+    others: int
+    """Of those, reported by the parameters of another request."""
 
 
 class AgreementEvidence(Evidence, frozen=True, kw_only=True):
@@ -308,6 +329,8 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
     """Of several of a kind: a head, a neuron, an expert, a token."""
     rows: tuple[int, int] | None = None
     """Of a tensor, the first and the one behind the last; None where it is about all of them."""
+    channels: tuple[int, int] | None = None
+    """Of a head or of a stream, likewise."""
     quantity: str
     estimate: float
     low: float
@@ -325,12 +348,17 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
         layer = "" if self.layer is None else f"layer {self.layer}, "
         index = "" if self.index is None else f" {self.index}"
         rows = "" if self.rows is None else f"rows {self.rows[0]}–{self.rows[1] - 1} of "
-        return f"{layer}{rows}{self.part}{index}"
+        channels = ""
+        if self.channels is not None:
+            first, last = self.channels
+            channels = f", channel {first}" if last == first + 1 else f", channels {first}–{last - 1}"
+        return f"{layer}{rows}{self.part}{index}{channels}"
 
     @property
     def done(self) -> bool:
         """Something that is done or not, and was: there is no more and no less of it."""
-        return self.neutral == 0 and self.low == self.high == 1
+        measured = self.quantity in ("bias", "offset", "sink", "limit")
+        return self.neutral == 0 and self.low == self.high == 1 and not measured
 
     @property
     def message(self) -> str:
@@ -344,7 +372,14 @@ class LocatedEvidence(Evidence, frozen=True, kw_only=True):
             "soft cap": f"soft cap {self.estimate:.4g} {between}",
             "bias": f"{self.estimate:+.4g} {between}",
             "offset": f"{self.estimate:+.4g} {between}",
+            "limit": f"limited to ± {self.estimate:.4g} {between}",
+            "sink": f"one more entry of weight {self.estimate:.4g} {between} in its softmax: score {_log(self.estimate):+.3g}",
         }.get(self.quantity, f"{self.quantity} × {factor:.4f} [{low:.4f}, {high:.4f}]")
         value = self.quantity if self.done and self.quantity != "fp8" else value
         same = f" (or {self.alike})" if self.alike else ""
         return f"{self.place}, {value}{same}, R² {self.r2:.2f}"
+
+
+def _log(weight: float) -> float:
+    """Of a weight in a softmax: its score."""
+    return math.log(max(weight, 1e-30))

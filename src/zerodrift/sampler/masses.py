@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad
 
-from zerodrift.drift.tokens import ENDS, LIKELIEST, RANGES, RARE, DrawMasses
+from zerodrift.drift.tokens import ENDS, LIKELIEST, RANGES, RARE, RECENT, DrawMasses
 
 
-def draw_masses(logprobs_TV: torch.Tensor, tokens_T: torch.Tensor, stop_ids: Sequence[int]) -> DrawMasses:
-    """Of rows of logprobs, whose excluded tokens are -inf."""
+def draw_masses(
+    logprobs_TV: torch.Tensor, tokens_T: torch.Tensor, stop_ids: Sequence[int], before: Sequence[int] = ()
+) -> DrawMasses:
+    """Of rows of logprobs, whose excluded tokens are -inf. The rows follow each other; `before` is what was drawn before them."""
     probs_TV = logprobs_TV.exp()
     vocab_size = probs_TV.shape[-1]
     stops = torch.tensor(sorted({each for each in stop_ids if each < vocab_size}), dtype=torch.long)
@@ -23,6 +25,7 @@ def draw_masses(logprobs_TV: torch.Tensor, tokens_T: torch.Tensor, stop_ids: Seq
     by_rarity_TC.scatter_add_(1, rarity_TV, other_TV)
     likeliest = other_TV.topk(min(LIKELIEST, vocab_size), dim=-1)
     lacking = (0, LIKELIEST - likeliest.values.shape[1])
+    recent_TR, recurs_TR = recent_masses(other_TV, tokens_T, before)
     return DrawMasses(
         ranges=_ranges(other_TV).float().numpy(),
         ends=torch.stack(
@@ -37,8 +40,26 @@ def draw_masses(logprobs_TV: torch.Tensor, tokens_T: torch.Tensor, stop_ids: Seq
         likeliest_mass=pad(likeliest.values, lacking).float().numpy(),
         stop=stop_T.float().numpy(),
         stopped=torch.isin(tokens_T, stops).numpy(),
+        recent=recent_TR.float().numpy(),
+        recurs=recurs_TR.numpy(),
         vocab_size=vocab_size,
     )
+
+
+def recent_masses(
+    probs_TV: torch.Tensor, tokens_T: torch.Tensor, before: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """How likely one of the last tokens is, for each number of RECENT, and whether it came."""
+    most = max(RECENT)
+    drawn = torch.tensor([*[-1] * most, *before[-most:]])[-most:]
+    lasts_TK = torch.cat([drawn, tokens_T])[: len(tokens_T) + most - 1].unfold(0, most, 1).flip(1)
+    # The same token twice is one of them once; in front of an output is nothing.
+    twice = (lasts_TK[:, :, None] == lasts_TK[:, None, :]).tril(-1).any(dim=2)
+    counts = (lasts_TK >= 0) & ~twice
+    masses_TK = probs_TV.gather(1, lasts_TK.clamp(min=0)) * counts
+    came_TK = (lasts_TK == tokens_T[:, None]).cumsum(1) > 0
+    columns = [count - 1 for count in RECENT]
+    return masses_TK.cumsum(1)[:, columns].clamp(max=1.0), came_TK[:, columns]
 
 
 def _rarity(probs_TV: torch.Tensor) -> torch.Tensor:

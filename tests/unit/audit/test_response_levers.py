@@ -20,7 +20,13 @@ from zerodrift.core.request import Prompt, Request, SamplingParams
 SAMPLING = SamplingParams(temperature=0.8, max_tokens=4)
 # Storing in fp8 goes all the way at 1 and moves little: at 3e-3 Gemma 3's keys moved 8.7e-5, and its norms, which are in fp32
 # whatever the model is, round by 1e-6.
-STEPS = {Effect.NORM_EPS: 1e-5, Effect.SOFT_CAP: 1e-5, Effect.KEYS_FP8: 0.05, Effect.VALUES_FP8: 0.05}
+STEPS = {
+    Effect.NORM_EPS: 1e-5,
+    Effect.SOFT_CAP: 1e-5,
+    Effect.KEYS_FP8: 0.05,
+    Effect.VALUES_FP8: 0.05,
+    Effect.SCORE_CAP: 1e-4,
+}
 STEP = 3e-3
 MODELS = ("llama", "qwen3", "gemma3", "qwen3-moe")
 
@@ -54,6 +60,8 @@ def test_derivatives_are_those_of_finite_differences(response, name):
     # side in fp32 than in fp64, which is 5 % of a derivative on one processor and nothing on the next.
     wide = LinearResponse(variants.in_dtype(it.plumbing.model, torch.float64), it.windows, (0,))
     last = {lever.kind: lever for lever in it.levers}
+    # What one more entry of weight 1 does stands there, which is no derivative at 0.
+    del last[Effect.SINK]
     for kind, lever in last.items():
         # The part that moves most: an expert that no token was sent to moves nothing.
         member = max(
@@ -61,7 +69,7 @@ def test_derivatives_are_those_of_finite_differences(response, name):
             key=lambda each: np.abs(it.jacobian.matrix_NC[:, it.jacobian.columns[each]]).max(),
         )
         step = STEPS.get(kind, STEP)
-        low = 0.0 if kind is Effect.SOFT_CAP else -step
+        low = 0.0 if kind in (Effect.SOFT_CAP, Effect.SCORE_CAP) else -step
         moved = wide.logprobs({member: step}) - wide.logprobs({member: low})
         slope = wide.jacobian.matrix_NC[:, wide.jacobian.columns[member]]
         error, size = np.abs(slope * (step - low) - moved), np.abs(moved)
@@ -89,7 +97,11 @@ def test_every_part_of_a_family_has_levers(response, name):
     assert counts[Effect.ROTARY] == (2 if name == "gemma3" else 1)
     dense = name != "qwen3-moe"
     assert counts[Effect.SLOPE] == counts[Effect.GATE] == (layers if dense else 0)
-    assert counts[Effect.RESIDUAL] == layers
+    assert counts[Effect.RESIDUAL] == counts[Effect.SINK] == counts[Effect.SCORE_CAP] == layers
+    assert counts[Effect.ATTENTION_BIAS] == counts[Effect.MLP_BIAS] == counts[Effect.VALUE_CHANNEL] == layers
+    assert counts[Effect.EMBEDDED_BIAS] == 1
+    # Two tables, and attention does not say which of them is its own.
+    assert counts[Effect.HEAD_POSITION] == (0 if name == "gemma3" else layers)
     # Experts take tokens of many sequences at once: their activation has no number for each.
     assert it.plumbing.missing == ([] if dense else ["activations"])
 

@@ -76,6 +76,32 @@ def test_what_is_drawn_too_seldom_or_too_often_is_seen(source, name):
     assert max(draws.kinds, key=lambda each: each.log_e).name == kind
 
 
+@pytest.mark.parametrize("again", [lambda index: index % 2 == 1, lambda index: index % 3 > 0])
+def test_noise_that_is_used_again_is_seen_where_no_place_shows_it(source, again):
+    """Arrival times of the token before: what won there wins again oftener than it is due, wherever among ids it is."""
+    found = fidelity(source.raced(np.random.default_rng(1), again))
+    assert found.outcome is Outcome.FAIL
+    draws = count_draws(source.raced(np.random.default_rng(1), again))
+    assert max(draws.kinds, key=lambda each: each.log_e).name == "again"
+    assert fidelity(source.raced(np.random.default_rng(1), lambda _: False)).outcome is Outcome.PASS
+
+
+def test_a_place_that_is_used_again_is_seen_by_its_likelihood(source):
+    """One number for two draws, with likelier tokens first: as samplers do that sort for top-p."""
+    rng = np.random.default_rng(4)
+    points = rng.random(len(source.probs))
+    points[1::2] = points[::2]
+    order = np.argsort(-source.probs, axis=1)
+    bounds = np.take_along_axis(source.probs, order, axis=1).cumsum(axis=1)
+    ranks = (bounds > points[:, None] * bounds[:, -1:]).argmax(axis=1)
+    picks = order[np.arange(len(points)), ranks]
+    found = fidelity(source.table(picks, rng))
+    assert found.outcome is Outcome.FAIL
+    assert isinstance(found.evidence, SamplingEvidence)
+    assert found.evidence.p_serial_rank is not None
+    assert found.evidence.p_serial_rank < 1e-8
+
+
 def test_honest_draws_win_nothing():
     """The mean of E is one at most, and 1e4 would be a doubt."""
     rng = np.random.default_rng(5)

@@ -70,18 +70,29 @@ def _activations(parts: ModelParts) -> Iterator[Variant]:
         return
     at = f"{places.place}.{places.activation}"
     layers = [number for number, layer in enumerate(parts.layers) if _has(layer, at)]
+    depth = len(parts.layers)
     for other in ACTIVATIONS:
         if layers and other != own:
-            build = partial(_with_activation, layers, at, other)
-            yield _variant(layers, len(parts.layers), "activation", f"{other} instead of {own}", build)
+            quantity = f"{other} instead of {own}"
+            for chosen in ([layers] if len(layers) > 1 else []) + [[number] for number in layers]:
+                yield _variant(
+                    chosen, depth, "activation", quantity, partial(_with_activation, chosen, at, other)
+                )
 
 
 def _gains(parts: ModelParts) -> Iterator[Variant]:
-    """Of a family whose gain is 1 + w, w alone; of any other, 1 + w."""
+    """Of a family whose gain is 1 + w, w alone; of any other, 1 + w. In one norm no gain at all as well."""
     offset = parts.family.norm_offset
     quantity = "gain w instead of 1 + w" if offset else "gain 1 + w instead of w"
+    by = -1.0 if offset else 1.0
     layers = range(len(parts.layers))
-    yield _variant(layers, 1, "norms", quantity, partial(_with_gains, -1.0 if offset else 1.0))
+    yield _variant(layers, 1, "norms", quantity, partial(_with_gains, by))
+    for place in _norm_places(parts):
+        for number in layers:
+            if _has(parts.layers[number], place):
+                one = partial(_with_gain, number, place)
+                yield _variant([number], len(parts.layers) + 1, place, quantity, partial(one, by))
+                yield _variant([number], len(parts.layers) + 1, place, "gain missing", partial(one, None))
 
 
 def _biases(parts: ModelParts) -> Iterator[Variant]:
@@ -151,6 +162,15 @@ def _with_gains(by: float, model: Any) -> Any:
         if family.is_norm(name) and name.endswith(".weight"):
             parameter.data = parameter.data + by
     return changed
+
+
+def _with_gain(number: int, place: str, by: float | None, model: Any) -> Any:
+    """Another gain of one norm: so much more, or none."""
+    changed = ModelParts(sharing(model))
+    weight = changed.layers[number].get_submodule(place).weight
+    none = torch.full_like(weight.data, 1.0 - changed.family.norm_offset)
+    weight.data = none if by is None else weight.data + by
+    return changed.model
 
 
 def _without_biases(model: Any) -> Any:

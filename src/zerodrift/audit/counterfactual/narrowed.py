@@ -65,6 +65,7 @@ def narrowed(model: Any) -> Iterator[Variant]:
         where = f"layer {layers[0]}" if len(layers) == 1 else "all layers"
         yield from _stored(model, layers, where)
         yield from _given(model, layers, where)
+        yield from _streamed(model, layers, where)
         yield from _weights(model, layers, where)
 
 
@@ -86,6 +87,17 @@ def _given(model: Any, layers: Sequence[int], where: str) -> Iterator[Variant]:
         for name, rounded in DTYPES.items():
             build = partial(_with_given, layers, which, rounded)
             yield Variant("path/body-precision", f"{part} of {where} rounded to {name}", build)
+
+
+def _streamed(model: Any, layers: Sequence[int], where: str) -> Iterator[Variant]:
+    """The residual stream itself, where it goes into a layer, and what norms make of it."""
+    for name, rounded in DTYPES.items():
+        build = partial(_with_stream, layers, rounded)
+        yield Variant("path/body-precision", f"residual stream into {where} rounded to {name}", build)
+    for place in ModelParts(model).family.norms:
+        for name, rounded in DTYPES.items():
+            build = partial(_with_outputs, layers, place, rounded)
+            yield Variant("path/body-precision", f"output of {place} of {where} rounded to {name}", build)
 
 
 def _weights(model: Any, layers: Sequence[int], where: str) -> Iterator[Variant]:
@@ -120,6 +132,27 @@ def _with_given(layers: Sequence[int], which: Sequence[str], rounded: Rounded, m
             assert place is not None
             module = changed.layers[number].get_submodule(place.place)
             module.register_forward_hook(lambda _, __, output: _first(rounded, output))
+    return changed.model
+
+
+def _with_stream(layers: Sequence[int], rounded: Rounded, model: Any) -> Any:
+    changed = ModelParts(sharing(model))
+
+    def before(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if not given:
+            return given, {**named, "hidden_states": rounded(named["hidden_states"])}
+        return (rounded(given[0]), *given[1:]), named
+
+    for number in layers:
+        changed.layers[number].register_forward_pre_hook(before, with_kwargs=True)
+    return changed.model
+
+
+def _with_outputs(layers: Sequence[int], place: str, rounded: Rounded, model: Any) -> Any:
+    changed = ModelParts(sharing(model))
+    for number in layers:
+        module = changed.layers[number].get_submodule(place)
+        module.register_forward_hook(lambda _, __, output: _first(rounded, output))
     return changed.model
 
 

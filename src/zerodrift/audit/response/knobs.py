@@ -28,19 +28,21 @@ class Knob(NamedTuple):
     """Numbers of levers, and how far each goes where the knob goes by 1."""
     neutral: float = 1.0
     """The value of the quantity where nothing is wrong."""
+    channels: tuple[int, int] | None = None
+    """The first and the one behind the last, where it is about a run of channels."""
 
     @property
     def place(self) -> str:
         """In words."""
         layer = "" if self.layer is None else f"layer {self.layer}, "
         number = "" if self.number is None else f" {self.number}"
-        return f"{layer}{self.part}{number}"
+        return f"{layer}{self.part}{number}{channels_in_words(self.channels)}"
 
     def value(self, t: float) -> float:
         """The quantity where the knob was moved by `t`."""
         if self.quantity == "base":
             return math.exp(t)
-        if self.kind is Effect.SOFT_CAP:
+        if self.kind in (Effect.SOFT_CAP, Effect.SCORE_CAP):
             return 1 / math.sqrt(max(t, 1e-12))
         return self.neutral + t
 
@@ -60,11 +62,22 @@ _BOUNDS = {
     Effect.VALUES_FP8: (0.5, 1.5),
     Effect.NORM_EPS: (0.0, 1.0),
     Effect.SOFT_CAP: (0.0, 1.0),
+    Effect.SCORE_CAP: (0.0, 25.0),
+    # A score of −7 to 7.
+    Effect.SINK: (1e-3, 1e3),
+    Effect.HEAD_POSITION: (-8.0, 8.0),
     Effect.LOGIT_ROW: (-20.0, 20.0),
     # Of numbers of the size of 1.
     Effect.QUERY_OFFSET: (-5.0, 5.0),
     Effect.KEY_OFFSET: (-5.0, 5.0),
     Effect.VALUE_OFFSET: (-5.0, 5.0),
+    # The other sign is 2 away.
+    Effect.QUERY_CHANNEL: (-3.0, 2.0),
+    Effect.KEY_CHANNEL: (-3.0, 2.0),
+    Effect.VALUE_CHANNEL: (-3.0, 2.0),
+    Effect.EMBEDDED_BIAS: (-5.0, 5.0),
+    Effect.ATTENTION_BIAS: (-5.0, 5.0),
+    Effect.MLP_BIAS: (-5.0, 5.0),
     # Divided by, or undone by the norm behind it: neither is anything at 0.
     Effect.SLOPE: (-0.9, 2.0),
     Effect.RESIDUAL: (-0.9, 2.0),
@@ -85,6 +98,15 @@ _IN_WORDS = {
     Effect.QUERY_OFFSET: ("queries", "offset"),
     Effect.KEY_OFFSET: ("keys", "offset"),
     Effect.VALUE_OFFSET: ("values", "offset"),
+    Effect.QUERY_CHANNEL: ("queries", "scale"),
+    Effect.KEY_CHANNEL: ("keys", "scale"),
+    Effect.VALUE_CHANNEL: ("values", "scale"),
+    Effect.EMBEDDED_BIAS: ("residual stream into it", "bias"),
+    Effect.ATTENTION_BIAS: ("output of attention", "bias"),
+    Effect.MLP_BIAS: ("output of the MLP", "bias"),
+    Effect.SINK: ("attention", "sink"),
+    Effect.SCORE_CAP: ("attention scores", "soft cap"),
+    Effect.HEAD_POSITION: ("positions of queries", "offset"),
     Effect.OFFSET: ("positions of the output", "offset"),
     Effect.LOGIT_SCALE: ("logits", "scale"),
     Effect.SOFT_CAP: ("logits", "soft cap"),
@@ -100,8 +122,17 @@ _SINGLE = {
     Effect.QUERY_OFFSET: "queries of head",
     Effect.KEY_OFFSET: "keys of KV head",
     Effect.VALUE_OFFSET: "values of KV head",
+    Effect.QUERY_CHANNEL: "queries of head",
+    Effect.KEY_CHANNEL: "keys of KV head",
+    Effect.VALUE_CHANNEL: "values of KV head",
+    Effect.SINK: "attention head",
+    Effect.HEAD_POSITION: "queries of head",
 }
-_ADDED = (Effect.QUERY_OFFSET, Effect.KEY_OFFSET, Effect.VALUE_OFFSET)
+_ADDED = (
+    *(Effect.QUERY_OFFSET, Effect.KEY_OFFSET, Effect.VALUE_OFFSET, Effect.SINK, Effect.HEAD_POSITION),
+    *(Effect.EMBEDDED_BIAS, Effect.ATTENTION_BIAS, Effect.MLP_BIAS),
+)
+"""What is not there where nothing is wrong."""
 
 _OF_LAYERS = (
     Effect.SCORES,
@@ -112,7 +143,8 @@ _OF_LAYERS = (
     Effect.SLOPE,
     Effect.GATE,
     Effect.EXPERT,
-    *_ADDED,
+    *(Effect.QUERY_OFFSET, Effect.KEY_OFFSET, Effect.VALUE_OFFSET),
+    *(Effect.SINK, Effect.SCORE_CAP, Effect.HEAD_POSITION),
 )
 """What may be one setting of all layers; a residual stream that is scaled before each is no setting of anything."""
 
@@ -172,7 +204,7 @@ def _whole(levers: Sequence[Lever]) -> Iterator[Knob]:
     """All numbers of one lever together."""
     for lever in levers:
         part, quantity = _IN_WORDS[lever.kind]
-        if lever.kind is Effect.LOGIT_ROW:
+        if lever.kind is Effect.LOGIT_ROW or lever.block:
             continue
         if lever.kind is Effect.ROTARY:
             # ω = base^(−i/n): a base that is e^t times as large slows a frequency down by t · i/n.
@@ -188,7 +220,7 @@ def _whole(levers: Sequence[Lever]) -> Iterator[Knob]:
 def _single(levers: Sequence[Lever]) -> Iterator[Knob]:
     """Every number by itself."""
     for lever in levers:
-        if lever.kind not in _SINGLE or lever.size == 1:
+        if lever.kind not in _SINGLE or lever.size == 1 or lever.block:
             continue
         _, quantity = _IN_WORDS[lever.kind]
         neutral = 0.0 if lever.kind in (Effect.LOGIT_ROW, *_ADDED) else 1.0
@@ -196,6 +228,33 @@ def _single(levers: Sequence[Lever]) -> Iterator[Knob]:
             label = lever.labels[index] if lever.labels else index
             member = (((lever, index), 1.0),)
             yield Knob(lever.layer, _SINGLE[lever.kind], label, quantity, lever.kind, member, neutral)
+
+
+def run(lever: Lever, first: int, last: int) -> Knob:
+    """Some channels of a lever, all alike."""
+    part, quantity = _IN_WORDS[lever.kind]
+    head = None if lever.block == lever.size else first // lever.block
+    begin = 0 if head is None else head * lever.block
+    members = tuple(((lever, index), 1.0) for index in range(first, last))
+    whole = last - first == lever.block
+    return Knob(
+        lever.layer,
+        part if head is None else _SINGLE[lever.kind],
+        head,
+        quantity,
+        lever.kind,
+        members,
+        0.0 if lever.kind in _ADDED else 1.0,
+        None if whole else (first - begin, last - begin),
+    )
+
+
+def channels_in_words(channels: tuple[int, int] | None) -> str:
+    """The last one is among them."""
+    if channels is None:
+        return ""
+    first, last = channels
+    return f", channel {first}" if last == first + 1 else f", channels {first}–{last - 1}"
 
 
 def _together(levers: Iterable[Lever], layer: int | None, part: str, quantity: str) -> Knob:

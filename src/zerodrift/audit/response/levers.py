@@ -39,6 +39,21 @@ class Effect(StrEnum):
     """What the query projection gives to each head + t, in every channel."""
     KEY_OFFSET = "key-offset"
     VALUE_OFFSET = "value-offset"
+    QUERY_CHANNEL = "query-channel"
+    """Each channel that the query projection gives × (1 + t), head by head."""
+    KEY_CHANNEL = "key-channel"
+    VALUE_CHANNEL = "value-channel"
+    EMBEDDED_BIAS = "embedded-bias"
+    """Each channel of the residual stream that goes into the first layer + t."""
+    ATTENTION_BIAS = "attention-bias"
+    """Each channel that attention adds to the residual stream + t."""
+    MLP_BIAS = "mlp-bias"
+    SINK = "sink"
+    """The softmax of each head has one more entry, which nothing is read from: of weight t, so of score log t."""
+    SCORE_CAP = "score-cap"
+    """Attention scores squeezed into ± 1/√t."""
+    HEAD_POSITION = "head-position"
+    """Positions at which the queries of each head are turned + t."""
     OFFSET = "offset"
     """Positions of the output + t."""
     LOGIT_SCALE = "logit-scale"
@@ -64,6 +79,8 @@ class Lever(NamedTuple):
     """What each number belongs to where it is not its index: ids of tokens."""
     of_heads: bool = False
     """A norm of queries or keys, inside attention."""
+    block: int = 0
+    """Channels that lie together: of one head, or all of a stream; 0 where numbers are no channels."""
 
 
 Member = tuple[Lever, int]

@@ -7,6 +7,7 @@ because a dead neuron and an eps ten times as large are not small.
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -22,13 +23,14 @@ from zerodrift.audit.response.derivatives import LinearResponse
 from zerodrift.audit.response.knobs import Knob, by_knob, knobs_of
 from zerodrift.audit.response.levers import Member
 from zerodrift.audit.response.pursuit import Pursuit, alike, pursue, singles
+from zerodrift.audit.response.runs import Places, with_ends
 from zerodrift.records.evidence import LocatedEvidence
 from zerodrift.stats.arrays import Floats
 from zerodrift.stats.intervals import bootstrap_ratio
 
 TOO_FAR = 0.5
 """Nats of median |Δ|: what moves logprobs further is no small change, and derivatives say nothing about it."""
-REFINEMENTS = 6
+REFINEMENTS = 8
 SETTLED = 1e-3
 """Steps of a refinement, relative to the value."""
 AT_FLOOR = 4.0
@@ -77,15 +79,27 @@ def followed_by(
         r2=found.r2, null=found.null, follows=False, missing=tuple(response.plumbing.missing)
     )
     if found.follows:
+        steps = difference / unit
+        alone = singles(steps, slopes_NK, (low_K, high_K), SIMPLER)
         proof = _Proof(response, knobs, slopes_NK, reported, unit, sigma)
         answer = proof.answer(found, rng)
-        alone = (
-            singles(difference / unit, slopes_NK, (low_K, high_K), SIMPLER) if len(found.chosen) > 1 else []
-        )
-        answer = proof.simpler(answer, found, alone, rng)
+        if len(found.chosen) > 1 or not answer.to_floor:
+            others = [pair for pair in alone if (pair[0],) != found.chosen]
+            answer = proof.simpler(answer, found, others, rng)
+    if not answer.located or len(answer.located) > 1:
+        places = Places(response.jacobian, unit, response.levers)
+        r2, knob = places.followed(difference / unit, _sequences(windows), rng)
+        if knob is not None:
+            proof = _Proof(response, knobs, slopes_NK, reported, unit, sigma)
+            answer = proof.run(answer, knob, r2, difference / unit, rng)
     if answer.follows:
         return answer
     return msgspec.structs.replace(answer, rounding=_of_rounded_weights(response, difference))
+
+
+def _fit(steps: Floats, slopes: Floats) -> float:
+    one = slopes.astype(np.float64)
+    return float(steps @ one / max(float(one @ one), 1e-30))
 
 
 def _unit(difference: Floats, sigma: Floats) -> Floats:
@@ -156,6 +170,29 @@ class _Proof:
             missing=tuple(self._response.plumbing.missing),
         )
 
+    def run(
+        self, answer: Localisation, knob: Knob, r2: float, steps: Floats, rng: np.random.Generator
+    ) -> Localisation:
+        """A run of channels near one that is followed, where it brings Δ to the floor; `answer` where it does not."""
+        about = self._alone(knob, steps)
+        value = self._alone(with_ends(knob, partial(self._squared, about)), steps)
+        found = Pursuit((len(self._knobs) - 1,), (value,), r2, 0.0)
+        single = self.answer(found, rng)
+        return single if single.to_floor else answer
+
+    def _alone(self, knob: Knob, steps: Floats) -> float:
+        """The value that fits best with nothing else turned, of a knob that is one of this proof now."""
+        slopes_N1 = by_knob([knob], self._response.jacobian) / self._unit[:, None].astype(np.float32)
+        self._knobs = [*self._knobs, knob]
+        self._slopes_NK = np.hstack([self._slopes_NK, slopes_N1])
+        start = Pursuit((len(self._knobs) - 1,), (_fit(steps, slopes_N1[:, 0]),), 0.0, 0.0)
+        values, _ = self._refined(start, slopes_N1.astype(np.float64))
+        return float(values[0])
+
+    def _squared(self, value: float, knob: Knob) -> float:
+        left = (self._reported - self._response.logprobs(knob.settings(value))) / self._unit
+        return float((left**2).sum())
+
     def simpler(
         self,
         answer: Localisation,
@@ -175,12 +212,16 @@ class _Proof:
         values = np.array(found.values)
         left = self._left(found.chosen, values)
         for _ in range(REFINEMENTS):
-            step = np.linalg.lstsq(columns, left, rcond=None)[0]
-            tried = self._within(found.chosen, values + step)
-            then = self._left(found.chosen, tried)
-            if (then**2).sum() >= (left**2).sum():
+            step: Floats = np.linalg.lstsq(columns, left, rcond=None)[0].astype(np.float64)
+            better = self._better(found.chosen, values, left, step)
+            if better is None:
                 break
-            settled = bool((np.abs(tried - values) <= SETTLED * np.abs(tried)).all())
+            tried, then = better
+            moved = tried - values
+            # What the step did in the place of what derivatives at 0 said it would.
+            if moved.any():
+                columns = columns + np.outer((left - then) - columns @ moved, moved) / (moved @ moved)
+            settled = bool((np.abs(moved) <= SETTLED * np.abs(tried)).all())
             values, left = tried, then
             if settled:
                 break
@@ -191,6 +232,17 @@ class _Proof:
         ]
         exact = self._left(found.chosen, np.array(whole))
         return (np.array(whole), exact) if (exact**2).sum() <= 2 * (left**2).sum() else (values, left)
+
+    def _better(
+        self, chosen: Sequence[int], values: Floats, left: Floats, step: Floats
+    ) -> tuple[Floats, Floats] | None:
+        """Along `step`, or half or a quarter of it; None where all are worse."""
+        for part in (1, 2, 4):
+            tried = self._within(chosen, values + step / part)
+            then = self._left(chosen, tried)
+            if (then**2).sum() < (left**2).sum():
+                return tried, then
+        return None
 
     def _of(self, found: Pursuit) -> list[Knob]:
         return [self._knobs[column] for column in found.chosen]
@@ -216,11 +268,13 @@ class _Proof:
         knob, groups = self._knobs[column], _sequences(self._response.windows)
         moved = bootstrap_ratio(slopes * left, slopes**2 + 1e-30, groups, rng)
         ends = sorted(knob.value(value + each) for each in (moved.low, moved.high))
-        others = [self._knobs[other] for other in alike(self._slopes_NK, column)[:MOST_ALIKE]]
+        same = [self._knobs[other] for other in alike(self._slopes_NK, column)]
+        others = [other for other in same if other.members != knob.members][:MOST_ALIKE]
         return LocatedEvidence(
             layer=knob.layer,
             part=knob.part,
             index=knob.number,
+            channels=knob.channels,
             quantity=knob.quantity,
             estimate=knob.value(value),
             low=ends[0],

@@ -11,22 +11,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
+from zerodrift.audit.response.in_attention import ATTENTION, IN_ATTENTION, LEVERS, register
 from zerodrift.audit.response.levers import Effect, Lever
 from zerodrift.models.family.abilities import has_a_choice_of_attention
 from zerodrift.models.family.parts import ModelParts
 from zerodrift.models.family.registry import FAMILIES
 
-ATTENTION = "zerodrift_response"
 BANDS = 8
 """Bands of rotary frequencies: those of one band turn at speeds within a factor of 4 of each other, at a base of 10,000."""
-FP8_MAX = 448.0
-"""Largest finite e4m3."""
 _EPS_NAMES = ("variance_epsilon", "eps")
-_LEVERS = "_zerodrift_levers"
 Values = Mapping[Lever, torch.Tensor]
 """What every lever stands at: [B, S]."""
 
@@ -41,6 +35,7 @@ class Plumbing:
         self.missing: list[str] = []
         """What this model has no part for, or none that is known here."""
         self._modules: dict[Lever, Any] = {}
+        self._tables = list(self.parts.frequencies())
         self._find()
 
     @property
@@ -55,9 +50,8 @@ class Plumbing:
         # The public setter has no public getter.
         before = self.model.config._attn_implementation  # noqa: SLF001
         with ExitStack() as stack:
-            if any(lever.kind in _IN_ATTENTION for lever in values):
-                AttentionInterface.register(ATTENTION, _attention)
-                AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+            if any(lever.kind in IN_ATTENTION for lever in values):
+                register()
                 self.model.set_attn_implementation(ATTENTION)
                 stack.callback(self.model.set_attn_implementation, before)
             for lever, t_BS in values.items():
@@ -67,15 +61,20 @@ class Plumbing:
 
     def _turn(self, stack: ExitStack, lever: Lever, t_BS: torch.Tensor, starts_B: torch.Tensor) -> None:
         module = self._modules[lever]
-        if lever.kind in _IN_ATTENTION:
-            known = module.__dict__.setdefault(_LEVERS, {})
+        if lever.kind in IN_ATTENTION:
+            known = module.__dict__.setdefault(LEVERS, {})
             known[lever.kind] = t_BS
+            if lever.kind is Effect.HEAD_POSITION:
+                ((table, name),) = self._tables
+                known[lever.kind] = t_BS[:, :, None] * getattr(table, name).to(t_BS.dtype)
             stack.callback(known.pop, lever.kind)
         elif lever.kind in _BEFORE:
             handle = module.register_forward_pre_hook(partial(_BEFORE[lever.kind], t_BS))
             stack.callback(handle.remove)
-        elif lever.kind is Effect.RESIDUAL:
-            handle = module.register_forward_pre_hook(partial(_residual, t_BS), with_kwargs=True)
+        elif lever.kind in _INTO_LAYER:
+            handle = module.register_forward_pre_hook(
+                partial(_into, partial(_INTO_LAYER[lever.kind], t_BS)), with_kwargs=True
+            )
             stack.callback(handle.remove)
         elif lever.kind in (Effect.ROTARY, Effect.OFFSET):
             turn = partial(_rotate, lever, t_BS, starts_B)
@@ -109,6 +108,8 @@ class Plumbing:
         family, config = self.parts.family, self.model.config
         heads = getattr(config, "num_attention_heads", 0)
         self._modules[Lever(Effect.RESIDUAL, number, "", 1)] = layer
+        if number == 0:
+            self._add_bias(Effect.EMBEDDED_BIAS, number, layer)
         for place in family.norms:
             self._find_norm(number, place, _at(layer, place))
         attention = None if family.attention is None else _at(layer, family.attention.place)
@@ -119,7 +120,12 @@ class Plumbing:
                 self._modules[Lever(Effect.SCORES, number, "", heads)] = attention
                 self._modules[Lever(Effect.KEYS_FP8, number, "", 1)] = attention
                 self._modules[Lever(Effect.VALUES_FP8, number, "", 1)] = attention
+                self._modules[Lever(Effect.SINK, number, "", heads)] = attention
+                self._modules[Lever(Effect.SCORE_CAP, number, "", 1)] = attention
+                if self._turned_alike():
+                    self._modules[Lever(Effect.HEAD_POSITION, number, "", heads)] = attention
             self._find_offsets(number, attention, family.attention.projections)
+            self._add_bias(Effect.ATTENTION_BIAS, number, attention)
             output = _at(attention, family.attention.projections.get("o"))
             if output is not None and _inputs(output) % heads == 0:
                 self._modules[Lever(Effect.HEAD, number, "", heads)] = output
@@ -130,22 +136,35 @@ class Plumbing:
         config = self.model.config
         heads = getattr(config, "num_attention_heads", 0)
         stored = getattr(config, "num_key_value_heads", None) or heads
-        for kind, role, count in (
-            (Effect.QUERY_OFFSET, "q", heads),
-            (Effect.KEY_OFFSET, "k", stored),
-            (Effect.VALUE_OFFSET, "v", stored),
+        for offset, channel, role, count in (
+            (Effect.QUERY_OFFSET, Effect.QUERY_CHANNEL, "q", heads),
+            (Effect.KEY_OFFSET, Effect.KEY_CHANNEL, "k", stored),
+            (Effect.VALUE_OFFSET, Effect.VALUE_CHANNEL, "v", stored),
         ):
             projection = _at(attention, projections.get(role))
-            if projection is not None and count and len(projection.weight) % count == 0:
-                self._modules[Lever(kind, number, "", count)] = projection
+            width = 0 if projection is None else len(projection.weight)
+            if width and count and width % count == 0:
+                self._modules[Lever(offset, number, "", count)] = projection
+                self._modules[Lever(channel, number, "", width, block=width // count)] = projection
+
+    def _add_bias(self, kind: Effect, number: int, module: Any) -> None:
+        width = getattr(self.model.config, "hidden_size", None)
+        if width and module is not None:
+            self._modules[Lever(kind, number, "", width, block=width)] = module
+
+    def _turned_alike(self) -> bool:
+        """One table of frequencies for all layers, laid out as families are that are described."""
+        return self.model.config.model_type in FAMILIES and len(self._tables) == 1
 
     def _find_feed_forward(self, number: int, layer: Any) -> None:
         family = self.parts.family
+        block = None if family.experts is None else _at(layer, family.experts.block)
+        dense = None if family.mlp is None else _at(layer, family.mlp.place)
+        self._add_bias(Effect.MLP_BIAS, number, dense if block is None else block)
         experts = None if family.experts is None else _at(layer, family.experts.place)
         if experts is not None and hasattr(experts, "num_experts"):
             self._modules[Lever(Effect.EXPERT, number, "", experts.num_experts)] = experts
             return
-        dense = None if family.mlp is None else _at(layer, family.mlp.place)
         down = None if dense is None or family.mlp is None else _at(dense, family.mlp.projections.get("down"))
         if down is not None:
             self._modules[Lever(Effect.NEURON, number, "", _inputs(down))] = down
@@ -165,7 +184,7 @@ class Plumbing:
         if self.model.config.model_type not in FAMILIES:
             # Others may lay cosines out in another order.
             return
-        for module, name in self.parts.frequencies():
+        for module, name in self._tables:
             size = min(BANDS, getattr(module, name).shape[-1])
             self._modules[Lever(Effect.ROTARY, None, name, size)] = module
             self._modules[Lever(Effect.OFFSET, None, name, 1)] = module
@@ -193,25 +212,6 @@ def _capped(t_B11: torch.Tensor, logits_BTV: torch.Tensor) -> torch.Tensor:
     return cap_B11 * torch.tanh(logits_BTV / cap_B11)
 
 
-def _attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **options: Any
-) -> Any:
-    levers = module.__dict__.get(_LEVERS, {})
-    if Effect.SCORES in levers:
-        query = query * (1 + levers[Effect.SCORES])[:, :, None, None]
-    key = _stored(key, levers.get(Effect.KEYS_FP8))
-    value = _stored(value, levers.get(Effect.VALUES_FP8))
-    return sdpa_attention_forward(module, query, key, value, *args, **options)
-
-
-def _stored(given: torch.Tensor, t_B1: torch.Tensor | None) -> torch.Tensor:
-    if t_B1 is None:
-        return given
-    plain = given.detach()
-    rounded = plain.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(given.dtype)
-    return given + t_B1[:, :, None, None] * (rounded - plain)
-
-
 def _heads(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     whole = given[0]
     turned = whole.unflatten(-1, (t_BS.shape[1], -1)) * (1 + t_BS)[:, None, :, None]
@@ -222,14 +222,21 @@ def _neurons(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, .
     return (given[0] * (1 + t_BS)[:, None], *given[1:])
 
 
-def _residual(
-    t_B1: torch.Tensor, _: Any, given: tuple[Any, ...], named: dict[str, Any]
+def _into(
+    turn: Callable[[torch.Tensor], torch.Tensor], _: Any, given: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Hidden states come first, or by their name."""
     if not given:
-        hidden = named["hidden_states"]
-        return given, {**named, "hidden_states": hidden * (1 + _spread(t_B1, hidden))}
-    return (given[0] * (1 + _spread(t_B1, given[0])), *given[1:]), named
+        return given, {**named, "hidden_states": turn(named["hidden_states"])}
+    return (turn(given[0]), *given[1:]), named
+
+
+def _residual(t_B1: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    return hidden * (1 + _spread(t_B1, hidden))
+
+
+def _embedded(t_BS: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    return hidden + t_BS[:, None]
 
 
 def _slope(t_B1: torch.Tensor, activation: Any, given: tuple[Any, ...], _: torch.Tensor) -> torch.Tensor:
@@ -248,6 +255,17 @@ def _experts(t_BS: torch.Tensor, _: Any, given: tuple[Any, ...]) -> tuple[Any, .
 def _added(t_BS: torch.Tensor, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
     by_head = output.view(*output.shape[:-1], t_BS.shape[1], -1) + t_BS[:, None, :, None]
     return by_head.flatten(-2)
+
+
+def _channels(t_BS: torch.Tensor, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * (1 + t_BS)[:, None]
+
+
+def _biased(t_BS: torch.Tensor, _: Any, __: Any, output: Any) -> Any:
+    """Attention gives its hidden states first of several."""
+    if isinstance(output, tuple):
+        return (output[0] + t_BS[:, None], *output[1:])
+    return output + t_BS[:, None]
 
 
 def _gain(t_B1: torch.Tensor, _: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
@@ -309,11 +327,14 @@ def _inputs(projection: Any) -> int:
     return int(getattr(projection, "in_features", None) or projection.weight.shape[0])
 
 
-_IN_ATTENTION = frozenset({Effect.SCORES, Effect.KEYS_FP8, Effect.VALUES_FP8})
 _BEFORE: dict[Effect, Callable[..., Any]] = {
     Effect.HEAD: _heads,
     Effect.NEURON: _neurons,
     Effect.EXPERT: _experts,
+}
+_INTO_LAYER: dict[Effect, Callable[..., torch.Tensor]] = {
+    Effect.RESIDUAL: _residual,
+    Effect.EMBEDDED_BIAS: _embedded,
 }
 _AFTER: dict[Effect, Callable[..., Any]] = {
     Effect.NORM_GAIN: _gain,
@@ -323,4 +344,9 @@ _AFTER: dict[Effect, Callable[..., Any]] = {
     Effect.QUERY_OFFSET: _added,
     Effect.KEY_OFFSET: _added,
     Effect.VALUE_OFFSET: _added,
+    Effect.QUERY_CHANNEL: _channels,
+    Effect.KEY_CHANNEL: _channels,
+    Effect.VALUE_CHANNEL: _channels,
+    Effect.ATTENTION_BIAS: _biased,
+    Effect.MLP_BIAS: _biased,
 }

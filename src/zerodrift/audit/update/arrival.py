@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from zerodrift.audit.response.pursuit import LEAST_R2, Pursuit, pursue
+from zerodrift.audit.response.rows import RowRange, best_rows, coarse_rows
 from zerodrift.audit.update.groups import GROUPINGS
 from zerodrift.audit.update.parts import Part, Slopes, grouped, parts_of
-from zerodrift.audit.update.rows import RowRange, best_rows, coarse_rows
 from zerodrift.audit.update.scale import account_of, share_of
 from zerodrift.audit.update.seen import HALF, SETTLED, Seen, UpdateExplanation
 from zerodrift.audit.update.weights import Move, UpdatedWeights

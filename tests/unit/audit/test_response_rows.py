@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from zerodrift.audit.update.rows import best_rows
+from zerodrift.audit.response.rows import best_rows
 
 TOKENS = 64
 

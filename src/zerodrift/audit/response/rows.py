@@ -1,4 +1,4 @@
-"""From which row to which? The range of rows whose update Δ follows best, and how sure its ends are. Torch-free.
+"""From which row to which? The range of rows or channels that Δ follows best, and how sure its ends are. Torch-free.
 
 The effect of a range is the difference of two running sums, so that every pair of ends is tried by one product of
 matrices: coarsely first, then row by row around the ends that were best.
