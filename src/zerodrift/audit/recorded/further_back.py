@@ -23,7 +23,7 @@ def further_back(
     checkpoints, step = scored.checkpoints, scored.step
     if checkpoints is None or step is None:
         return None
-    own = np.flatnonzero(scored.of_reference)
+    own = np.flatnonzero(scored.of_reference).tolist()
     observed = [scored.measurements[at].observed for at in own]
     earlier = sorted((each for each in checkpoints if each < step), reverse=True)[1 : 1 + MOST]
     cause = None
