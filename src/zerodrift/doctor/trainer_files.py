@@ -83,7 +83,7 @@ class SettingsFile:
         """`value` in the file's own words."""
         words = self._names[name].values if name in self._names else {}
         word = next((word for word, meaning in words.items() if meaning == value), value)
-        return {"true": True, "false": False}.get(word, word) if isinstance(word, str) else word
+        return {"true": True, "false": False}.get(word, number(word)) if isinstance(word, str) else word
 
     def _settings(self) -> dict[str, Setting]:
         """One setting per name, in that order."""

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -192,11 +193,29 @@ def moving(tmp_path_factory):
     return folder
 
 
-def moved(folder: Path, late: int) -> list[RecordedRollout]:
-    """Eight rollouts of each step; from step `late` on by the weights of the step before."""
+def test_a_trainer_with_the_numbers_of_the_older_weights_is_told_so(tmp_path):
+    """The checkpoints are exchanged, and an engine that took the update late looks as if it had gone back."""
+    before = models.materialise(MODEL, tmp_path / "before")
+    late = ReferenceBackend(before)
+    after = write_checkpoint(perturbed(late.model, 1).new, before, tmp_path / "after")
+    trainer = ReferenceBackend(after)
+    recorded = [
+        each
+        for step, engine in enumerate((trainer, late))
+        for each in rollouts(engine, range(4 * step, 4 * step + 4), trainer)
+    ]
+    blamed = blame(recorded, late, previous=after).run()
+    (cause,) = blamed.record.causes
+    assert cause.cause == "weights/stale"
+    assert "16 of 16 rollouts have the trainer's numbers of the previous weights" in cause.evidence
+    assert cause.fix.endswith("they belong behind --model, and the others behind --previous")
+
+
+def moved(folder: Path, late: int, behind: int = 1) -> list[RecordedRollout]:
+    """Eight rollouts of each step; from step `late` on by the weights of `behind` steps before."""
     recorded = []
     for step in range(4):
-        made_by = step - 1 if step >= late else step
+        made_by = step - behind if step >= late else step
         engine = ReferenceBackend(folder / f"step_{made_by}")
         for each in rollouts(engine, range(4 * step, 4 * step + 4)):
             recorded.append(
@@ -220,6 +239,18 @@ def test_a_policy_that_moves_is_judged_by_the_checkpoint_of_each_step(moving, la
     assert [judged.previous_mean is None for judged in blamed.judged] == [True] * 8 + [False] * 24
     if causes:
         assert blamed.since.startswith("since step 2: 16 of 16 rollouts")
+
+
+def test_an_engine_that_is_two_updates_late_is_found_by_their_checkpoint(moving):
+    reference = ReferenceBackend(moving / "step_0")
+    blamed = blame(moved(moving, 2, 2), reference, checkpoints=Checkpoints(f"{moving}/step_{{step}}")).run()
+    (cause,) = blamed.record.causes
+    assert cause.cause == "weights/stale"
+    assert re.match(
+        r"of step (2|3), 8 of 8 rollouts have the numbers of the weights of step (0|1): ", cause.evidence
+    )
+    assert blamed.since.startswith("since step 2: 16 of 16 rollouts")
+    assert reference.version.label in ("2", "3")
 
 
 def test_one_checkpoint_for_all_steps_is_wrong_where_the_policy_moves(moving):

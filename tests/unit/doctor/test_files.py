@@ -287,6 +287,27 @@ def test_what_would_change_something_else_too_is_left_to_its_owner(content, chan
     assert opened(content).corrected(changes) is None
 
 
+@pytest.mark.parametrize(
+    ("content", "typed"),
+    [
+        ("actor_rollout_ref: {rollout: {name: sglang, top_k: 20}}\n", "actor_rollout_ref.rollout.top_k=-1"),
+        (
+            "trainer: {seed: 1}\ngenerator: {sampling_params: {top_k: 20}}\n",
+            "generator.sampling_params.top_k=-1",
+        ),
+        ("use_vllm: true\ntop_k: 20\n", "top_k: 0"),
+    ],
+    ids=["verl", "skyrl", "trl"],
+)
+def test_truncation_is_turned_off_in_the_words_of_the_framework(content, typed):
+    """SGLang refuses a top-k of 0, and verl's and SkyRL's files have -1."""
+    target = opened(content)
+    assert target.typed("top_k", 0) == typed
+    corrected = target.corrected({"top_k": 0})
+    assert corrected is not None
+    assert corrected.printed() == content.replace("20", typed.split()[-1].split("=")[-1])
+
+
 def test_text_that_looks_like_something_else_is_quoted():
     changed = YamlText("a: 1\nb: .nan\n", "f").with_values({("a",): "true", ("c", "d"): 1}, {})
     assert changed is not None

@@ -4,6 +4,7 @@ Bets on step means need many steps (`drift/onset.py`), because they may assume n
 rollout of the later steps fits it, and each of the earlier ones is the checkpoint's, there is nothing left to bet on.
 """
 
+from collections.abc import Sequence
 from math import lgamma, log
 from typing import NamedTuple
 
@@ -40,6 +41,16 @@ def parted(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_])
     ways = lgamma(len(faulty) + 1) - lgamma(count + 1) - lgamma(len(faulty) - count + 1)
     rows_of_steps = len(order.labels) * (len(order.labels) + 1) / 2
     return log(rows_of_steps) - ways < log(ALPHA)
+
+
+def by_line(order: Timeline, lines: Sequence[int], faulty: NDArray[np.bool_]) -> Timeline:
+    """The same order with a place for every line, where nearly all from the first that is faulty to the last are: a block
+    of lines begins where it begins, and the fault need not."""
+    places = np.flatnonzero(faulty)
+    if order.unit == "step" or not len(places):
+        return order
+    between = faulty[places[0] : places[-1] + 1]
+    return Timeline(order.unit, tuple(lines), np.arange(len(lines))) if between.mean() >= MOSTLY else order
 
 
 def dated(order: Timeline, faulty: NDArray[np.bool_], sound: NDArray[np.bool_], message: str) -> Dated | None:

@@ -114,8 +114,13 @@ class ScoredDump:
         ]
         self.sizes = sizes_as_recorded(self.numbers)
         """Mean |Δ| of every rollout."""
-        self.older = None if older is None else _sizes_under(older, observed, stop_ids, progress)
+        under = None if older is None else _measured_under(older, observed, stop_ids, progress)
+        self.older = None if under is None else np.array([size(item.delta) for item in under])
         """The same under the weights from before; infinite where there are none."""
+        self.trainer_older = None if under is None else _trainer_sizes(rollouts, under)
+        """Those of the trainer's numbers, where --previous names these weights."""
+        self.checkpoints = checkpoints
+        """Of each step; None where there is one for all."""
         self.of_reference: NDArray[np.bool_] = np.ones(len(rollouts), dtype=np.bool_)
         """Rollouts that the loaded weights should have made."""
         self.step: int | None = None
@@ -200,14 +205,18 @@ class ScoredDump:
     @cached_property
     def trainer_sizes(self) -> Floats:
         """Mean |Δ| of the trainer's numbers; infinite where there are none."""
-        return np.array(
-            [
-                np.inf
-                if rollout.trainer_logprobs is None
-                else size(item.contracted - np.array(rollout.trainer_logprobs))
-                for rollout, item in zip(self.rollouts, self.measurements, strict=True)
-            ]
-        )
+        return _trainer_sizes(self.rollouts, self.measurements)
+
+
+def _trainer_sizes(rollouts: Sequence[RecordedRollout], measurements: Sequence[Measurement]) -> Floats:
+    return np.array(
+        [
+            np.inf
+            if rollout.trainer_logprobs is None
+            else size(item.contracted - np.array(rollout.trainer_logprobs))
+            for rollout, item in zip(rollouts, measurements, strict=True)
+        ]
+    )
 
 
 def _middle(each: RecordedNumbers) -> float:
@@ -219,10 +228,10 @@ def _middle(each: RecordedNumbers) -> float:
     )
 
 
-def _sizes_under(
+def _measured_under(
     older: Teacher, observed: Sequence[Observed], stop_ids: Sequence[int], progress: Progress
-) -> Floats:
+) -> Sequence[Measurement]:
     if older.vocab_size <= max(max(item.completion.sequence) for item in observed):
         raise ModelError(f"the previous weights have {older.vocab_size} tokens, too few for these rollouts")
     progress.stage("score by previous")
-    return np.array([size(item.delta) for item in measure(older, observed, stop_ids, progress.step)])
+    return measure(older, observed, stop_ids, progress.step)

@@ -19,15 +19,22 @@ from zerodrift.audit.counterfactual.same_model import find_unrelated
 from zerodrift.audit.diagnose import Suspect, by_meaning, diagnose
 from zerodrift.audit.explain import attributed, by_samples_alone
 from zerodrift.audit.measure import Measurement, tabulate
-from zerodrift.audit.probes.result import ProbeResult, found
-from zerodrift.audit.recorded.dated import Dated, dated, parted
+from zerodrift.audit.probes.result import ProbeResult, found, with_fix
+from zerodrift.audit.recorded.dated import Dated, by_line, dated, parted
+from zerodrift.audit.recorded.further_back import further_back
 from zerodrift.audit.recorded.notation_readings import Fit, Notation, believed
 from zerodrift.audit.recorded.reading import with_doubt
 from zerodrift.audit.recorded.rescored import Rescored
 from zerodrift.audit.recorded.scored import ScoredDump
 from zerodrift.audit.recorded.sides import Side, Sides, judge_samples
 from zerodrift.audit.recorded.told_precision import Scale
-from zerodrift.audit.recorded.trainer import OfTrainer, as_trainer, trainer_causes, written_otherwise
+from zerodrift.audit.recorded.trainer import (
+    OfTrainer,
+    as_trainer,
+    of_the_older,
+    trainer_causes,
+    written_otherwise,
+)
 from zerodrift.audit.recorded.weights import Suspected, compare_weights
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.backends.reference import ReferenceBackend
@@ -38,6 +45,7 @@ from zerodrift.drift.shape import describe, shape
 from zerodrift.records.verdict import CauseFound, FoundBy, Outcome, Probe
 
 Flags = NDArray[np.bool_]
+STALE = "weights/stale"
 OLDER_WEIGHTS = "--previous CHECKPOINT, which tells whether these are older weights"
 ASK_PREVIOUS = "repeat with --previous CHECKPOINT, the weights of an update before: it tells whether these are older weights"
 ALL = 0.99
@@ -124,12 +132,16 @@ class Search(NamedTuple):
         named = known.causes[0].cause != UNEXPLAINED
         if not named and not (self.scale.told.in_fp32 and parted(self.scored.order, faulty, sound)):
             return None
-        return dated(self.scored.order, faulty, sound, known.message)
+        order = by_line(self.scored.order, [each.line for each in self.scored.rollouts], faulty)
+        return dated(order, faulty, sound, known.message)
 
     def _engine(self, side: Side, rng: np.random.Generator) -> Found:
         older = self._compare_weights(side)
         if older.causes:
             return older
+        late = further_back(self.scored, self.reference, self.gates, self.engine)
+        if late is not None:
+            return Found((late,), results=older.results)
         written = believed(iter(self.scored.accounts), self.scored.sizes, self.gates.mean)
         if (fit := written) is not None:
             return self._written(fit)._replace(results=older.results)
@@ -267,6 +279,8 @@ class Search(NamedTuple):
 
     def _trainer(self, side: Side, rng: np.random.Generator) -> OfTrainer:
         scale, sizes = self.trainer_scale, self.scored.trainer_sizes
+        if (older := of_the_older(sizes, self.scored.trainer_older, scale.gates)) is not None:
+            return OfTrainer((older,))
         known = np.where(np.isfinite(sizes), sizes, 0.0)
         if (fit := believed(iter(self.scored.trainer_accounts), known, scale.gates.mean)) is not None:
             return written_otherwise(fit)
@@ -306,7 +320,16 @@ class Search(NamedTuple):
 
 
 def joined(engine: Sequence[CauseFound], trainer: Sequence[CauseFound]) -> tuple[CauseFound, ...]:
-    """Causes of both sides; one that both have is the engine's, and its evidence says so."""
+    """Causes of both sides; one that both have is the engine's, and its evidence says so. A trainer with older weights is
+    told for itself: beside it nobody knows which of the two checkpoints was to be served."""
+    if old := next((each for each in trainer if each.cause == STALE), None):
+        engine = [
+            with_fix(msgspec.structs.replace(each, evidence=f"{each.evidence}; {old.evidence}"), old.fix)
+            if each.cause == STALE
+            else each
+            for each in engine
+        ]
+        trainer = [each for each in trainer if each.cause not in {cause.cause for cause in engine}]
     shared = {cause.cause for cause in engine} & {cause.cause for cause in trainer}
     return (
         *(

@@ -19,6 +19,7 @@ from zerodrift.audit.measure import Measurement, Observed, tabulate
 from zerodrift.audit.probes.result import found, with_fix
 from zerodrift.audit.probes.trainer import packed_logits
 from zerodrift.audit.recorded.notation_readings import Fit
+from zerodrift.audit.recorded.weights import MOSTLY
 from zerodrift.audit.response.signs import Signs, settled
 from zerodrift.core.cause import CAUSES, UNEXPLAINED
 from zerodrift.drift.floor import Floor
@@ -31,6 +32,7 @@ from zerodrift.stats.arrays import Floats
 
 NAME = Probe.TRAINER
 OTHER_WEIGHTS = "score the same tokens with the weights that were saved"
+EXCHANGED = f"{OTHER_WEIGHTS}; if those are the trainer's own, they belong behind --model, and the others behind --previous"
 MOST_PAIRS = 3
 EXPLAINED = 0.9
 
@@ -72,6 +74,22 @@ def trainer_causes(
 def written_otherwise(fit: Fit) -> OfTrainer:
     """Its numbers are right, and are written in another way."""
     return OfTrainer((_renamed(found(fit.account.cause, NAME, NAME, fit.evidence, explained=fit.explained)),))
+
+
+def of_the_older(now: Floats, before: Floats | None, gates: Gates) -> CauseFound | None:
+    """Every number that the trainer wrote is one of the weights from before; infinite where it wrote none."""
+    if before is None:
+        return None
+    has = np.isfinite(now)
+    now, before = now[has], before[has]
+    if not len(now) or not ((before <= np.maximum(gates.mean, now / MOSTLY)) & (now > gates.mean)).all():
+        return None
+    evidence = (
+        f"{len(now)} of {len(now)} rollouts have the trainer's numbers of the previous weights: mean |Δ| "
+        f"{before.mean():.2g} from those and {now.mean():.2g} from the model"
+    )
+    explained = 1 - float(before.mean() / now.mean())
+    return with_fix(found("weights/stale", NAME, NAME, evidence, explained=explained), EXCHANGED)
 
 
 def _renamed(cause: CauseFound) -> CauseFound:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from zerodrift.audit.recorded.dated import dated, parted
+from zerodrift.audit.recorded.dated import by_line, dated, parted
 from zerodrift.drift.strata import Timeline
 
 ORDER = Timeline("step", (7, 8, 9), np.repeat(np.arange(3), 4))
@@ -27,6 +27,25 @@ def test_one_that_ended_and_is_mixed():
     assert known is not None
     assert (known.first, known.affected) == (8, 1)
     assert known.message.startswith("since step 8, last seen in step 8: 2 of 4 rollouts are old")
+
+
+def test_a_fault_that_begins_within_a_block_of_lines():
+    """Blocks of four lines from line 7 on; from the third line of the second block on all are faulty."""
+    blocks, faulty = ORDER._replace(unit="line", labels=(7, 11, 15)), flags(*range(6, 12))
+    known = dated(by_line(blocks, range(7, 19), faulty), faulty, ~faulty, "are old")
+    assert known is not None
+    assert (
+        known.message == "since line 13: 6 of 6 rollouts are old, and 6 of 6 before it are the checkpoint's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "faulty"),
+    [(ORDER, flags(*range(6, 12))), (ORDER._replace(unit="line"), flags(1, 3, 5, 7, 9)), (ORDER, flags())],
+    ids=["steps", "one replica of two", "none"],
+)
+def test_blocks_stay_where_no_line_parts_them(order, faulty):
+    assert by_line(order, range(12), faulty) is order
 
 
 @pytest.mark.parametrize(
