@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -75,7 +76,7 @@ def test_several_changes_end_with_neighbours_that_differ(states):
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=40).filter(lambda states: states[0] != states[-1]))
 def test_with_all_looked_at_before_more_than_one_change_is_never_missed(states):
     found, _ = search(states, known=range(len(states)))
-    changes = sum(one != other for one, other in zip(states, states[1:], strict=False))
+    changes = sum(one != other for one, other in pairwise(states))
     assert (found.unlike != ()) == (changes > 1)
 
 
