@@ -16,6 +16,8 @@ _EXTRAS = re.compile(r"\[[^\]]*\]")
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "datasets", "intel-extension-for-pytorch"})
 """Text is served without them. The first three have builds that do not load beside every torch, and the last, which
 vLLM takes where it is there and does without where it is not, was taken off the index."""
+UNSAID = ("setuptools",)
+"""What older environments had by themselves, and torch takes for granted before Python 3.12."""
 WITHOUT_EXTRAS = frozenset({"mistral-common"})
 """Pictures and sound."""
 
@@ -40,7 +42,7 @@ def asked_for(told: Sequence[str]) -> list[str]:
 
     torch loses the name of its build: an index need not have the CPU build of every release, and runs others too.
     """
-    found = []
+    found = list(UNSAID)
     for each in told:
         match = _NAME.match(each)
         name = re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""
