@@ -6,6 +6,7 @@ import msgspec
 
 from zerodrift.bisect.launch_lines import applied, changes, read_line
 from zerodrift.bisect.records import Point
+from zerodrift.config.engine import EngineConfig
 from zerodrift.config.load import load
 from zerodrift.config.precision import Precision
 from zerodrift.config.run import RunConfig
@@ -24,16 +25,19 @@ DEFAULTS = (
 """A small audit, the same for all. 24 samples of 16 tokens show other semantics by thousands of nats of evidence."""
 CONTEXT = 1024
 _PRECISIONS = {"float32": Precision.FP32, "bfloat16": Precision.BF16}
-_SAID_BY_BISECT = ("url", "python", "args", "served_model", "api_key_env")
+_OF_ENGINE = frozenset({"name", "env", "startup_timeout_s", "request_timeout_s", "concurrency"})
+"""Fields of the engine that a search takes; how a server is started is said by --flags, as it is typed."""
 
 
 def settings(given: Sequence[str]) -> RunConfig:
     """Of every audit; `given` as --set takes it."""
     config = load(None, [*DEFAULTS, *given])
-    for name in _SAID_BY_BISECT:
-        if getattr(config.engine, name):
+    plain = EngineConfig(name="vllm")
+    for name in EngineConfig.__struct_fields__:
+        if name not in _OF_ENGINE and getattr(config.engine, name) != getattr(plain, name):
             raise ConfigError(
-                f"engine.{name} is set, and a bisect starts each engine itself: give releases, --environment and --flags"
+                f"engine.{name} is set, and a bisect starts each engine itself, as it comes: give releases, --environment "
+                "and --flags"
             )
     if config.engine.name != "vllm":
         raise ConfigError(

