@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from zerodrift.core.cause import CAUSES, Layer
+from zerodrift.core.errors import RecordError
 from zerodrift.records.directory import SEALED, VERDICT, read_verdict
 from zerodrift.records.verdict import FoundBy, Probe, VerdictRecord
 from zerodrift.view.comparison import SameRequests, same_requests
@@ -43,6 +44,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 def compare(before: Path, after: Path, names: tuple[str, str]) -> tuple[Finding, ...]:
     """The runs in two directories, in every kind."""
     old, new = (read_verdict(directory, (VERDICT, *SEALED)) for directory in (before, after))
+    weights = [record.reference.semantic.get("weights") for record in (old, new)]
+    if weights[0] != weights[1]:
+        raise RecordError(
+            f"{before} and {after} were audited with other weights ({weights[0]}, {weights[1]}), so that their difference says "
+            "nothing about the engine; begin again with another --out"
+        )
     answers = same_requests(before, after)
     meaning = _semantics(old, new, names)
     return meaning, _numbers(old, new, answers, names, alike=not meaning.differs), _sampling(answers)

@@ -1,5 +1,6 @@
 """Audits as they lie on the disk, of engines that mean, compute or draw something else."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -56,7 +57,9 @@ def cause(name, found_by="attribution"):
 def write_audit():
     """An audit in a directory; `mean` is what it found against the reference, `causes` are as `NAME by PROBE`."""
 
-    def write(directory, *, causes=(), mean=2e-6, stream=0, shift=0.0, cut_off=False, requests=12):
+    def write(
+        directory, *, causes=(), mean=2e-6, stream=0, shift=0.0, cut_off=False, requests=12, weights="a"
+    ):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / CONFIG).write_text("model:\n  path: x\n")
         with LineWriter[Rollout](directory / ROLLOUTS) as writer:
@@ -69,7 +72,7 @@ def write_audit():
             guilty="none",
             message="",
             engine=NOTHING,
-            reference=NOTHING,
+            reference=msgspec.structs.replace(NOTHING, semantic={"weights": weights}),
             model="x",
             precision="fp32",
             floor={"mean": 2e-6},

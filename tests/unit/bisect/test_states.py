@@ -1,7 +1,7 @@
 import pytest
 
 from zerodrift.bisect.states import Kind, compare, not_judged
-from zerodrift.core.errors import DigestMismatch
+from zerodrift.core.errors import DigestMismatch, RecordError
 from zerodrift.records.directory import read_verdict
 
 NAMES = ("1.0", "2.0")
@@ -62,6 +62,12 @@ def test_an_audit_that_was_edited_is_not_compared(tmp_path, write_audit):
     one, other = write_audit(tmp_path / "a"), write_audit(tmp_path / "b")
     (other / "rollouts.jsonl").write_text("")
     with pytest.raises(DigestMismatch, match="rollouts"):
+        compare(one, other, NAMES)
+
+
+def test_a_model_that_was_trained_on_in_between(tmp_path, write_audit):
+    one, other = write_audit(tmp_path / "a"), write_audit(tmp_path / "b", weights="other")
+    with pytest.raises(RecordError, match="other weights"):
         compare(one, other, NAMES)
 
 
