@@ -26,6 +26,8 @@ from zerodrift.core.errors import EndNotJudged, NothingDiffers
 Examine = Callable[[Point, Path], Tried]
 """Looks at one point and leaves what was found in a directory."""
 Tell = Callable[[str], object]
+LONGEST = 240
+"""Of a reason in one line."""
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +133,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     def _like(self, number: int, tried: dict[int, Tried]) -> str:
         """Which end a point is like, in what is followed."""
         if why := tried[number].not_judged:
-            return f"not judged: {' '.join(why.split())}"
+            return f"not judged: {_in_short(why)}"
         last = len(self.points) - 1
         if number in (0, last) or self._kind(tried) is None:
             return "an end"
@@ -161,6 +163,13 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 def _compared(before: Path, after: Path, names: tuple[str, str]) -> tuple[Finding, ...]:
     """Of two audits that do not change any more."""
     return compare(before, after, names)
+
+
+def _in_short(why: str) -> str:
+    """The first line and the last: between them is a server's log, which tried.json has as well."""
+    told = [" ".join(line.split()) for line in why.splitlines() if line.strip()]
+    ends = [line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…" for line in (told[0], told[-1])]
+    return ends[0] if len(told) == 1 else " ".join(ends)
 
 
 def _minutes(seconds: float) -> str:

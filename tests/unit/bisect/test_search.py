@@ -21,6 +21,7 @@ class World:
         self.audits = [{} for _ in RELEASES]
         self.broken, self.looked, self.told = set(), [], []
         self.dies_at = None
+        self.why = "the server ended while it started"
 
     def change(self, release, **how):
         """From here on."""
@@ -33,7 +34,7 @@ class World:
             raise KeyboardInterrupt
         self.looked.append(point.name)
         directory.mkdir(parents=True, exist_ok=True)
-        why = "the server ended while it started" if point.name in self.broken else ""
+        why = self.why if point.name in self.broken else ""
         if not why:
             self.write_audit(directory / AUDIT, **self.audits[RELEASES.index(point.name)])
         tried = Tried(point=point, not_judged=why, seconds=100)
@@ -99,6 +100,14 @@ def test_a_release_that_does_not_start_is_passed_over_and_said(world):
     told = lines(found)
     assert told[0] == "Which tokens a seed draws changed with one of 0.5.0, 0.6.0, 0.7.0"
     assert any("not judged: the server ended" in line for line in told)
+
+
+def test_of_a_long_log_the_answer_has_the_last_line(world):
+    world.change("0.6.0", stream=1)
+    world.broken = {"0.5.0"}
+    world.why = "the server ended while it started; the end of x:\n  frame\n  frame\nRuntimeError: no\n"
+    [said] = [each.says for each in world.search().looked if each.name == "0.5.0"]
+    assert said == "not judged: the server ended while it started; the end of x: RuntimeError: no"
 
 
 def test_what_could_not_be_judged_is_tried_again_only_when_asked(world):
