@@ -30,7 +30,8 @@ def index(script, tmp_path_factory):
             needs=["nobody-has-this"] if number == 4 else [],
         )
     tiny.write_release(directory, "0.9.0", first=HANGS)
-    tiny.write_wheel(directory, "setuptools", "99.0", {})
+    for project in ("pip", "setuptools"):
+        tiny.write_wheel(directory, project, "99.0", {})
     return directory
 
 

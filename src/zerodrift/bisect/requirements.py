@@ -16,8 +16,9 @@ _EXTRAS = re.compile(r"\[[^\]]*\]")
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "datasets", "intel-extension-for-pytorch"})
 """Text is served without them. The first three have builds that do not load beside every torch, and the last, which
 vLLM takes where it is there and does without where it is not, was taken off the index."""
-UNSAID = ("setuptools",)
-"""What older environments had by themselves, and torch takes for granted before Python 3.12."""
+UNSAID = ("pip", "setuptools")
+"""What environments had by themselves when these wheels were made: torch takes the second for granted, and a server that is
+asked for its settings runs `pip list`."""
 WITHOUT_EXTRAS = frozenset({"mistral-common"})
 """Pictures and sound."""
 

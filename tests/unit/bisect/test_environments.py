@@ -17,7 +17,8 @@ def index(script, tmp_path_factory):
     for release in ("0.1.0", "0.2.0", "0.10.0"):
         tiny.write_release(directory, release)
     tiny.write_release(directory, "0.3.0", needs=["nobody-has-this==1.0"])
-    tiny.write_wheel(directory, "setuptools", "99.0", {})
+    for project in ("pip", "setuptools"):
+        tiny.write_wheel(directory, project, "99.0", {})
     return directory
 
 

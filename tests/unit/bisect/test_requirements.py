@@ -18,6 +18,7 @@ TOLD = [
 
 def test_what_goes_to_pip():
     assert asked_for(TOLD) == [
+        "pip",
         "setuptools",
         "numpy",
         'torch==2.6.0; platform_machine == "x86_64"',
