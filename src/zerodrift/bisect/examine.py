@@ -3,6 +3,7 @@
 import shutil
 import time
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -20,6 +21,13 @@ from zerodrift.core.errors import EngineError, InstallFailed
 INSTALL_LOG, SERVER_LOG = "install.log", "vllm.log"
 
 
+class NamedProgress(Progress, Protocol):
+    """Of several runs, one after the other."""
+
+    part: str
+    """Before the name of every stage."""
+
+
 class Examiner(msgspec.Struct, frozen=True, kw_only=True):
     """Looks at one point after the other, all in the same way."""
 
@@ -27,7 +35,7 @@ class Examiner(msgspec.Struct, frozen=True, kw_only=True):
     config: RunConfig
     model: Path
     """What is served, and what it is compared with."""
-    progress: Progress
+    progress: NamedProgress
 
     def __call__(self, point: Point, directory: Path) -> Tried:
         """What came of it, which is on the disk by then. A release that fails is a result; a full disk is none."""
@@ -36,6 +44,8 @@ class Examiner(msgspec.Struct, frozen=True, kw_only=True):
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         packages: dict[str, str] = {}
+        self.progress.part = f"{point.name}: "
+        self.progress.stage("install")
         try:
             python = self.environments.take(point.release, directory / INSTALL_LOG)
             packages = installed(python)

@@ -20,8 +20,9 @@ from zerodrift.bisect.records import (
     read_tried,
     write_answer,
 )
-from zerodrift.bisect.states import Finding, Kind, compare
+from zerodrift.bisect.states import Finding, Kind, compare, meaning_of
 from zerodrift.core.errors import EndNotJudged, NothingDiffers
+from zerodrift.records.directory import read_verdict
 
 Examine = Callable[[Point, Path], Tried]
 """Looks at one point and leaves what was found in a directory."""
@@ -136,7 +137,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             return f"not judged: {_in_short(why)}"
         last = len(self.points) - 1
         if number in (0, last) or self._kind(tried) is None:
-            return "an end"
+            return f"an end, {meaning_of(read_verdict(self._place(number) / AUDIT))}"
         if not self._differs(0, number, tried):
             return f"as {self.points[0].name}"
         if not self._differs(number, last, tried):
@@ -149,9 +150,10 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         left = ends + math.ceil(math.log2(step.candidates + 1)) if ends else step.steps_left
         known = [each.seconds for each in tried.values()]
         time_left = f", about {_minutes(left * fmean(known))} left" if known else ""
+        steps = "1 step" if left == 1 else f"{left} steps"
         self.tell(
             f"{self.points[step.at].name} is next; {step.candidates} of {len(self.points)} can still be looked at, in "
-            f"{left} steps at most{time_left}"
+            f"{steps} at most{time_left}"
         )
 
     def _say_found(self, at: int, tried: dict[int, Tried]) -> None:

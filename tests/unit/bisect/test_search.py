@@ -65,7 +65,9 @@ def test_the_release_with_which_the_meaning_changed(world):
     assert world.looked == ["0.0.0", "0.11.0", "0.5.0", "0.8.0", "0.6.0", "0.7.0"]
     assert lines(found)[0] == "What the logprobs mean changed with 0.7.0"
     assert world.told[-1] == "0.7.0: as 0.11.0 (2 min)"
-    assert "steps at most" in world.told[0]
+    assert "in 6 steps at most" in world.told[0]
+    assert "0.11.0: an end, semantic/raw-logprobs (2 min)" in world.told
+    assert "in 1 step at most, about 2 min left" in world.told[-2]
 
 
 def test_each_kind_is_followed_to_its_own_release(world):
