@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 
 DOES_NOT_START = "sys.exit('this release needs a GPU')"
 HANGS = "import time; print('hanging', flush=True); time.sleep(600)"
-FEW = ("validation.num_prompts=4", "validation.equivalence_trials=4", "validation.max_tokens=16")
+FEW = ("validation.num_prompts=14", "validation.equivalence_trials=14", "validation.max_tokens=16")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def bisect(index, upstream, tmp_path):
 def answered(process, code):
     out, err = process.communicate(timeout=900)
     assert process.returncode == code, err
+    assert out, err
     return json.loads(out), err
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from zerodrift.bisect.environments import Environments
 from zerodrift.bisect.examine import Examiner, NamedProgress
 from zerodrift.bisect.records import LOCK, MODEL, BisectAnswer, BisectQuestion, Point, open_question
-from zerodrift.bisect.search import Search
-from zerodrift.bisect.states import Kind
+from zerodrift.bisect.search import PointSearch
+from zerodrift.bisect.states import ChangeKind
 from zerodrift.config.load import dump
 from zerodrift.config.run import RunConfig
 from zerodrift.models.older_words import write_for_all
@@ -27,7 +27,7 @@ class Bisection:
     config: RunConfig
     environments: Environments
     progress: NamedProgress
-    what: Kind | None
+    what: ChangeKind | None
     retry: bool = False
 
     def run(self) -> BisectAnswer:
@@ -40,14 +40,14 @@ class Bisection:
             with closing(self.environments):
                 return self._search().run()
 
-    def _search(self) -> Search:
+    def _search(self) -> PointSearch:
         examine = Examiner(
             environments=self.environments,
             config=self.config,
             model=_model(self.config.model.path or "", self.directory / MODEL),
             progress=self.progress,
         )
-        return Search(
+        return PointSearch(
             directory=self.directory,
             points=self.points,
             examine=examine,

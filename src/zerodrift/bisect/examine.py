@@ -12,7 +12,7 @@ from zerodrift.audit.session import Session
 from zerodrift.backends.vllm_launch import launch_vllm
 from zerodrift.backends.vllm_release import read_release
 from zerodrift.bisect.environments import Environments, installed
-from zerodrift.bisect.records import AUDIT, Point, Tried, write_tried
+from zerodrift.bisect.records import AUDIT, Point, PointTried, write_tried
 from zerodrift.bisect.states import not_judged
 from zerodrift.config.engine import EngineConfig
 from zerodrift.config.run import RunConfig
@@ -37,7 +37,7 @@ class Examiner(msgspec.Struct, frozen=True, kw_only=True):
     """What is served, and what it is compared with."""
     progress: NamedProgress
 
-    def __call__(self, point: Point, directory: Path) -> Tried:
+    def __call__(self, point: Point, directory: Path) -> PointTried:
         """What came of it, which is on the disk by then. A release that fails is a result; a full disk is none."""
         began = time.monotonic()
         # An audit that was interrupted was of a server that is no more.
@@ -53,7 +53,7 @@ class Examiner(msgspec.Struct, frozen=True, kw_only=True):
         except (EngineError, InstallFailed) as error:
             why = str(error)
         seconds = time.monotonic() - began
-        tried = Tried(point=point, not_judged=why, seconds=seconds, packages=packages)
+        tried = PointTried(point=point, not_judged=why, seconds=seconds, packages=packages)
         write_tried(directory, tried)
         return tried
 

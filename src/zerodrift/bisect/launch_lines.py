@@ -13,7 +13,7 @@ OURS = ("--model", "--host", "--port", "--uds", "--api-key", "--ssl-keyfile", "-
 BEFORE_FLAGS = "a launch line is flags alone, as in '--dtype float32 --enforce-eager'"
 
 
-class Setting(NamedTuple):
+class LaunchFlag(NamedTuple):
     """One flag with what follows it."""
 
     flag: str
@@ -28,8 +28,8 @@ class Setting(NamedTuple):
 class FlagChange(NamedTuple):
     """One flag that one line has and the other has not, or has otherwise."""
 
-    before: tuple[Setting, ...]
-    after: tuple[Setting, ...]
+    before: tuple[LaunchFlag, ...]
+    after: tuple[LaunchFlag, ...]
 
     @property
     def text(self) -> str:
@@ -41,13 +41,13 @@ class FlagChange(NamedTuple):
         return f"{given} in place of {taken}" if taken else given
 
 
-def read_line(text: str) -> list[Setting]:
+def read_line(text: str) -> list[LaunchFlag]:
     """Flags with their values, in order; a flag may come twice."""
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"--flags {text!r} cannot be read as words: {error}") from error
-    found: list[Setting] = []
+    found: list[LaunchFlag] = []
     for word in words:
         if _FLAG.match(word):
             flag = _canonical(word)
@@ -55,7 +55,7 @@ def read_line(text: str) -> list[Setting]:
                 raise ConfigError(
                     f"--flags has {flag}, which is set for every server that is started here; leave it out"
                 )
-            found.append(Setting(flag, (word,)))
+            found.append(LaunchFlag(flag, (word,)))
         elif not found:
             raise ConfigError(f"--flags {text!r} begins with {word!r}, which is no flag; {BEFORE_FLAGS}")
         else:
@@ -63,14 +63,14 @@ def read_line(text: str) -> list[Setting]:
     return found
 
 
-def changes(before: Sequence[Setting], after: Sequence[Setting]) -> list[FlagChange]:
+def changes(before: Sequence[LaunchFlag], after: Sequence[LaunchFlag]) -> list[FlagChange]:
     """What makes the one line the other: first what only the first has, or both have otherwise, then what is new."""
     names = list(dict.fromkeys(setting.flag for setting in (*before, *after)))
     found = [FlagChange(_of(before, name), _of(after, name)) for name in names]
     return [change for change in found if _values(change.before) != _values(change.after)]
 
 
-def applied(before: Sequence[Setting], made: Sequence[FlagChange]) -> list[str]:
+def applied(before: Sequence[LaunchFlag], made: Sequence[FlagChange]) -> list[str]:
     """The words of the first line with these changes."""
     gone = {setting.flag for change in made for setting in change.before}
     kept = [setting for setting in before if setting.flag not in gone]
@@ -87,11 +87,11 @@ def _canonical(word: str) -> str:
     return f"--{flag.removeprefix('--no-')}" if flag.startswith("--no-") else flag
 
 
-def _of(line: Sequence[Setting], flag: str) -> tuple[Setting, ...]:
+def _of(line: Sequence[LaunchFlag], flag: str) -> tuple[LaunchFlag, ...]:
     return tuple(setting for setting in line if setting.flag == flag)
 
 
-def _values(settings: Sequence[Setting]) -> list[tuple[str, ...]]:
+def _values(settings: Sequence[LaunchFlag]) -> list[tuple[str, ...]]:
     """`--a=1` and `--a 1` are the same."""
     found = []
     for setting in settings:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerodrift.bisect.states import Finding, Kind
+from zerodrift.bisect.states import ChangeKind, KindFound
 from zerodrift.core.errors import RecordError
 from zerodrift.core.frozen import freeze
 from zerodrift.records.codec import write_atomically
@@ -49,7 +49,7 @@ class BisectQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Model, sampling and amount of evidence, as YAML."""
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
+class PointTried(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one point."""
 
     schema: str = TRIED_SCHEMA
@@ -65,7 +65,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         freeze(self, "packages")
 
 
-class Looked(msgspec.Struct, frozen=True, kw_only=True):
+class PointLooked(msgspec.Struct, frozen=True, kw_only=True):
     """One point in the answer."""
 
     name: str
@@ -77,20 +77,20 @@ class BisectAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Between which two neighbours the change lies."""
 
     schema: str = ANSWER_SCHEMA
-    kind: Kind
+    kind: ChangeKind
     before: str
     after: str
-    findings: tuple[Finding, ...]
+    findings: tuple[KindFound, ...]
     """Of those two, in every kind."""
-    ends: tuple[Finding, ...]
+    ends: tuple[KindFound, ...]
     """Of the two ends."""
     skipped: tuple[str, ...]
     """Between the two, and not to be judged: the change came with one of these, or with `after`."""
     unlike: tuple[str, ...]
-    """Looked at, and like neither side: there is more than one change."""
+    """PointLooked at, and like neither side: there is more than one change."""
     packages: Mapping[str, tuple[str, str]]
     """Versions that differ beside the engine's own, before and after: they may be what changed."""
-    looked: tuple[Looked, ...]
+    looked: tuple[PointLooked, ...]
     of: int
     """Points in all."""
 
@@ -121,19 +121,19 @@ def place(directory: Path, number: int, point: Point) -> Path:
     return directory / f"{number:03d}-{re.sub('[^A-Za-z0-9.]+', '-', point.name).strip('-')[:40]}"
 
 
-def write_tried(directory: Path, tried: Tried) -> None:
+def write_tried(directory: Path, tried: PointTried) -> None:
     """Last: a point without it was not looked at."""
     content = document_content(TRIED, tried)
     write_seal(directory, (), {TRIED: content}, TRIED_SEAL)
     write_atomically(directory / TRIED, content)
 
 
-def read_tried(directory: Path) -> Tried | None:
+def read_tried(directory: Path) -> PointTried | None:
     """None where it was not looked at; refused where it was edited since."""
     if not (directory / TRIED).is_file():
         return None
     check_seal(directory, (TRIED,), TRIED_SEAL)
-    return read_document(directory / TRIED, Tried, TRIED_SCHEMA, "look")
+    return read_document(directory / TRIED, PointTried, TRIED_SCHEMA, "look")
 
 
 def write_answer(directory: Path, answer: BisectAnswer) -> None:

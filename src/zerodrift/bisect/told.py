@@ -1,12 +1,12 @@
 """The answer of a search, for people."""
 
 from zerodrift.bisect.records import BisectAnswer
-from zerodrift.bisect.states import Kind
+from zerodrift.bisect.states import ChangeKind
 
 CHANGED = {
-    Kind.SEMANTICS: "What the logprobs mean changed",
-    Kind.NUMBERS: "The numbers changed",
-    Kind.SAMPLING: "Which tokens a seed draws changed",
+    ChangeKind.SEMANTICS: "What the logprobs mean changed",
+    ChangeKind.NUMBERS: "The numbers changed",
+    ChangeKind.SAMPLING: "Which tokens a seed draws changed",
 }
 COMPUTES = ("torch", "transformers", "tokenizers", "numpy", "triton", "intel-openmp")
 WIDTH = 10
@@ -71,7 +71,7 @@ def _doubts(answer: BisectAnswer) -> list[str]:
     return [
         "",
         f"There is more than one change of this kind: {', '.join(answer.unlike)} {are} not as",
-        "the neighbours on the same side. Search again with such a one as an end.",
+        "the neighbours on the same side. PointSearch again with such a one as an end.",
     ]
 
 

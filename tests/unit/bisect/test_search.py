@@ -2,9 +2,9 @@
 
 import pytest
 
-from zerodrift.bisect.records import ANSWER, AUDIT, Point, Tried, place, write_tried
-from zerodrift.bisect.search import Search
-from zerodrift.bisect.states import Kind
+from zerodrift.bisect.records import ANSWER, AUDIT, Point, PointTried, place, write_tried
+from zerodrift.bisect.search import PointSearch
+from zerodrift.bisect.states import ChangeKind
 from zerodrift.bisect.told import lines
 from zerodrift.core.errors import DigestMismatch, EndNotJudged, EngineError, NothingDiffers
 
@@ -43,12 +43,12 @@ class World:
             "pip": point.name,
             "a": "1",
         }
-        tried = Tried(point=point, not_judged=why, seconds=100, packages=packages)
+        tried = PointTried(point=point, not_judged=why, seconds=100, packages=packages)
         write_tried(directory, tried)
         return tried
 
     def search(self, what=None, **more):
-        return Search(
+        return PointSearch(
             directory=self.directory,
             points=POINTS,
             examine=self.examine,
@@ -66,7 +66,7 @@ def world(tmp_path, write_audit):
 def test_the_release_with_which_the_meaning_changed(world):
     world.change("0.7.0", causes=[RAW], mean=0.4)
     found = world.search()
-    assert (found.kind, found.before, found.after) == (Kind.SEMANTICS, "0.6.0", "0.7.0")
+    assert (found.kind, found.before, found.after) == (ChangeKind.SEMANTICS, "0.6.0", "0.7.0")
     assert (found.skipped, found.unlike) == ((), ())
     assert world.looked == ["0.0.0", "0.11.0", "0.5.0", "0.8.0", "0.6.0", "0.7.0"]
     assert lines(found)[0] == "What the logprobs mean changed with 0.7.0"
@@ -83,10 +83,10 @@ def test_each_kind_is_followed_to_its_own_release(world):
     world.change("0.9.0", stream=1)
     assert world.search().after == "0.3.0"
     looked = len(world.looked)
-    found = world.search(Kind.SAMPLING)
-    assert (found.kind, found.after) == (Kind.SAMPLING, "0.9.0")
+    found = world.search(ChangeKind.SAMPLING)
+    assert (found.kind, found.after) == (ChangeKind.SAMPLING, "0.9.0")
     assert len(world.looked) < looked + 5, "what was looked at is not looked at again"
-    assert world.search(Kind.SAMPLING) == found
+    assert world.search(ChangeKind.SAMPLING) == found
     told = "\n".join(lines(found))
     assert "not followed" in told
     assert "--what semantics" in told
@@ -166,11 +166,11 @@ def test_an_error_of_ours_is_no_result(world):
         raise EngineError("of the machine")
 
     with pytest.raises(EngineError):
-        Search(directory=world.directory, points=POINTS, examine=raising, what=None, tell=print).run()
+        PointSearch(directory=world.directory, points=POINTS, examine=raising, what=None, tell=print).run()
     assert not (world.directory / ANSWER).exists()
 
 
 def test_ends_that_are_alike_in_what_is_asked(world):
     world.change("0.5.0", stream=1)
     with pytest.raises(NothingDiffers, match=r"do not differ in numbers .*; they do in sampling"):
-        world.search(Kind.NUMBERS)
+        world.search(ChangeKind.NUMBERS)

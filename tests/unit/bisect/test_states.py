@@ -1,6 +1,6 @@
 import pytest
 
-from zerodrift.bisect.states import Kind, compare, not_judged
+from zerodrift.bisect.states import ChangeKind, compare, not_judged
 from zerodrift.core.errors import DigestMismatch, RecordError
 from zerodrift.records.directory import read_verdict
 
@@ -25,16 +25,16 @@ def differing(tmp_path, write_audit):
         ({}, {}, []),
         # Rounding alone, and beyond it.
         ({}, {"shift": 8e-6}, []),
-        ({}, {"shift": 2e-5}, [Kind.NUMBERS]),
+        ({}, {"shift": 2e-5}, [ChangeKind.NUMBERS]),
         # Numbers that mean something else are not compared.
-        ({}, {"causes": [RAW], "mean": 0.4, "shift": 0.3}, [Kind.SEMANTICS]),
+        ({}, {"causes": [RAW], "mean": 0.4, "shift": 0.3}, [ChangeKind.SEMANTICS]),
         ({"causes": [RAW], "mean": 0.4}, {"causes": [RAW], "mean": 0.5}, []),
-        ({"causes": [RAW]}, {"causes": [RAW], "shift": 0.1}, [Kind.NUMBERS]),
-        ({}, {"stream": 1}, [Kind.SAMPLING]),
-        ({}, {"stream": 1, "shift": 0.1}, [Kind.NUMBERS, Kind.SAMPLING]),
-        ({}, {"causes": [RAW], "mean": 0.4, "stream": 1}, [Kind.SEMANTICS, Kind.SAMPLING]),
+        ({"causes": [RAW]}, {"causes": [RAW], "shift": 0.1}, [ChangeKind.NUMBERS]),
+        ({}, {"stream": 1}, [ChangeKind.SAMPLING]),
+        ({}, {"stream": 1, "shift": 0.1}, [ChangeKind.NUMBERS, ChangeKind.SAMPLING]),
+        ({}, {"causes": [RAW], "mean": 0.4, "stream": 1}, [ChangeKind.SEMANTICS, ChangeKind.SAMPLING]),
         # What a probe finds, or what has a cause below the numbers' meaning, is no other meaning.
-        ({}, {"causes": ["path/rope"], "mean": 0.4, "shift": 0.1}, [Kind.NUMBERS]),
+        ({}, {"causes": ["path/rope"], "mean": 0.4, "shift": 0.1}, [ChangeKind.NUMBERS]),
         ({}, {"causes": ["semantic/streaming by stream"]}, []),
     ],
 )
@@ -42,13 +42,13 @@ def test_in_what_two_engines_differ(differing, before, after, kinds):
     assert differing(before, after) == kinds
 
 
-@pytest.mark.parametrize(("mean", "kinds"), [(9e-6, []), (2e-4, [Kind.NUMBERS])])
+@pytest.mark.parametrize(("mean", "kinds"), [(9e-6, []), (2e-4, [ChangeKind.NUMBERS])])
 def test_with_hardly_a_token_in_common_the_reference_decides(tmp_path, write_audit, mean, kinds):
     # Two tokens are shared by each of four requests, and sixteen are needed.
     one = write_audit(tmp_path / "a", requests=4)
     other = write_audit(tmp_path / "b", requests=4, stream=1, mean=mean)
     found = [each.kind for each in compare(one, other, NAMES) if each.differs]
-    assert found == [*kinds, Kind.SAMPLING]
+    assert found == [*kinds, ChangeKind.SAMPLING]
 
 
 def test_what_is_said_names_both(tmp_path, write_audit):
