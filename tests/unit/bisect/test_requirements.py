@@ -10,6 +10,7 @@ TOLD = [
     'torchvision==0.21.0; platform_machine == "ppc64le"',
     "intel_extension_for_pytorch==2.6.0; platform_machine == 'x86_64'",
     "datasets",
+    'triton==3.2.0; platform_machine == "x86_64"',
     "mistral_common[audio,image]>=1.8.2",
     "fastapi[standard]>=0.115.0",
     'ray; extra == "ray"',
