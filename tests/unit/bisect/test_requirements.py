@@ -24,6 +24,7 @@ def test_what_goes_to_pip():
         "numpy",
         'torch==2.6.0; platform_machine == "x86_64"',
         "torch==2.6.0; platform_system == 'Darwin'",
+        "intel_extension_for_pytorch==2.6.0; platform_machine == 'x86_64'",
         "mistral_common>=1.8.2",
         "fastapi[standard]>=0.115.0",
     ]
