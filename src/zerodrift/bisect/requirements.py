@@ -34,6 +34,8 @@ class Cap(NamedTuple):
 CAPS = (
     # 4.57 is the last that 0.18 and older read models with.
     Cap("0.19.0", "transformers<5"),
+    # 4.54 has a model of its own that is called aimv2, and these bring one of that name.
+    Cap("0.10.0", "transformers<4.54"),
     # 0.116 calls hooks of starlette that the metrics of these releases do not have; 0.115.12 is in a list that works.
     Cap("0.10.0", "fastapi<0.116"),
 )

@@ -33,8 +33,8 @@ def test_what_goes_to_pip():
 @pytest.mark.parametrize(
     ("release", "held"),
     [
-        ("0.8.5", ["transformers<5", "fastapi<0.116"]),
-        ("0.9.2.post2", ["transformers<5", "fastapi<0.116"]),
+        ("0.8.5", ["transformers<5", "transformers<4.54", "fastapi<0.116"]),
+        ("0.9.2.post2", ["transformers<5", "transformers<4.54", "fastapi<0.116"]),
         ("0.10.0", ["transformers<5"]),
         ("0.18.1", ["transformers<5"]),
         ("0.19.0", []),
