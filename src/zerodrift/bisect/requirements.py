@@ -32,11 +32,11 @@ class Cap(NamedTuple):
 
 
 CAPS = (
-    # 4.57 is the last that 0.18 and older read models with.
+    # 0.11.1 to 0.18.1 say so themselves, and those before were made when there was no 5.
     Cap("0.19.0", "transformers<5"),
-    # 4.54 has a model of its own that is called aimv2, and these bring one of that name.
+    # 4.54 has a model of its own that is called aimv2, and 0.9.2 brings one of that name and does not start.
     Cap("0.10.0", "transformers<4.54"),
-    # 0.116 calls hooks of starlette that the metrics of these releases do not have; 0.115.12 is in a list that works.
+    # As in the list that 0.8.5 works with (engines/); a newer one was not tried.
     Cap("0.10.0", "fastapi<0.116"),
 )
 
