@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 
 DOES_NOT_START = "sys.exit('this release needs a GPU')"
 HANGS = "import time; print('hanging', flush=True); time.sleep(600)"
-FEW = ("validation.num_prompts=14", "validation.equivalence_trials=14", "validation.max_tokens=16")
+FEW = ("validation.num_prompts=16", "validation.equivalence_trials=16", "validation.max_tokens=16")
 
 
 @pytest.fixture(scope="module")
