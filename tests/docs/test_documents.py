@@ -55,7 +55,9 @@ def test_options_exist(document: Path) -> None:
             option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
         }
         known |= {"--help"}
-        assert {word for word in rest if word.startswith("--")} <= known, words
+        # With a blank in it, it is the value of an option: a launch line of somebody else.
+        named = {word for word in rest if word.startswith("--") and " " not in word}
+        assert named <= known, words
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

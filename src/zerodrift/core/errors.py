@@ -327,3 +327,30 @@ class OutOfMemory(ZerodriftError):
 
     code = "install/out-of-memory"
     exit_code = 3
+
+
+class InstallFailed(ZerodriftError):
+    """An engine's environment that could not be made."""
+
+    code = "install/failed"
+    exit_code = 3
+
+
+class NoRoom(ZerodriftError):
+    """A disk without room for what is about to be installed; nothing was begun."""
+
+    code = "install/no-room"
+
+
+class NothingDiffers(ZerodriftError):
+    """Two ends between which a change was looked for, and which do not differ."""
+
+    code = "bisect/alike"
+    exit_code = 3
+
+
+class EndNotJudged(ZerodriftError):
+    """An end of a search that does not install, start or answer: nothing is known to have changed."""
+
+    code = "bisect/end"
+    exit_code = 3

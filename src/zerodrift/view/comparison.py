@@ -76,6 +76,8 @@ class SameRequests(msgspec.Struct, frozen=True, kw_only=True):
     """Of the shared tokens, those whose logprob is not the same bits."""
     largest: float
     """Largest difference among those, in nats."""
+    mean: float
+    """Mean difference of the shared tokens, equal ones included."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,6 +231,7 @@ def same_requests(before: Path, after: Path) -> SameRequests | None:
         shared_tokens=len(shared),
         differing=len(gaps),
         largest=max(gaps, default=0.0),
+        mean=sum(gaps) / max(1, len(shared)),
     )
 
 

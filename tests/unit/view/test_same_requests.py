@@ -49,17 +49,23 @@ def write(tmp_path: Path) -> Write:
 def test_the_same_answers(write: Write) -> None:
     answers = [rollout(0, ((5, 6), (-1.0, -2.0))), rollout(1, ((7,), (-0.5,)), seed=1)]
     found = same_requests(write("a", *answers), write("b", *reversed(answers)))
-    assert found == SameRequests(samples=2, same_tokens=2, shared_tokens=3, differing=0, largest=0.0)
+    assert found == SameRequests(
+        samples=2, same_tokens=2, shared_tokens=3, differing=0, largest=0.0, mean=0.0
+    )
 
 
 def test_answers_that_part_are_compared_up_to_there(write: Write) -> None:
     one = write("a", rollout(0, ((5, 6, 7), (-1.0, -2.0, -3.0))), rollout(1, ((8,), (-1.0,))))
     other = write("b", rollout(0, ((5, 6, 9), (-1.0, -2.5, -4.0))), rollout(1, ((8,), (-1.0,))))
     found = same_requests(one, other)
-    assert found == SameRequests(samples=2, same_tokens=1, shared_tokens=3, differing=1, largest=0.5)
+    assert found == SameRequests(
+        samples=2, same_tokens=1, shared_tokens=3, differing=1, largest=0.5, mean=0.5 / 3
+    )
     longer = write("c", rollout(0, ((5, 6, 7, 8), (-1.0, -2.0, -3.0, -1.0))))
     found = same_requests(one, longer)
-    assert found == SameRequests(samples=1, same_tokens=0, shared_tokens=3, differing=0, largest=0.0)
+    assert found == SameRequests(
+        samples=1, same_tokens=0, shared_tokens=3, differing=0, largest=0.0, mean=0.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_what_cannot_be_read_says_why_and_verdicts_have_their_colours(runs: dict
 
 
 def test_two_runs_side_by_side(runs: dict[str, Path]) -> None:
-    answers = SameRequests(samples=2, same_tokens=1, shared_tokens=9, differing=0, largest=0.0)
+    answers = SameRequests(samples=2, same_tokens=1, shared_tokens=9, differing=0, largest=0.0, mean=0.0)
     found = msgspec.structs.replace(compare_runs(runs["passing"], runs["failing"]), answers=answers)
     text = printed(found, width=120)
     lines = text.splitlines()

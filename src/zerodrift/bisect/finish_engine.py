@@ -1,5 +1,5 @@
-"""What wheels of vLLM for CPU lack that are older than the system they run on. Run by engines/install, with the
-interpreter of the engine's own environment, behind the wheel.
+"""What wheels of vLLM for CPU lack that are older than the system they run on. Run by engines/install and by
+`zerodrift bisect`, with the interpreter of the engine's own environment, behind the wheel; it imports nothing of ours.
 
 Each step asks whether it is needed, and does nothing where it is not:
 
