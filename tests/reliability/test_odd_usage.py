@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from zerodrift.audit import baseline, blame, session
+from zerodrift.bisect import drive, environments
 from zerodrift.cli import bench
 from zerodrift.cli.main import COMMANDS, app, main, make_app
 from zerodrift.monitor.monitor import Monitor
@@ -68,6 +69,7 @@ BASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("sync", "rollback"): ("versions", "--expected", "step 1"),
     ("view",): ("watched", "--port", "0"),
     ("bench",): ("testbed:llama",),
+    ("bisect",): ("--release", "0.32.0", "--flags", "", "--flags", "--seed 1"),
     ("init",): (),
     ("env",): (),
 }
@@ -359,6 +361,8 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OddPlace:
     monkeypatch.setattr(blame.Blame, "run", reached)
     monkeypatch.setattr(baseline, "record", reached)
     monkeypatch.setattr(bench, "_measure", reached)
+    monkeypatch.setattr(drive.Bisection, "run", reached)
+    monkeypatch.setattr(environments.Environments, "releases", reached)
     monkeypatch.setattr(socketserver.BaseServer, "serve_forever", reached)
     return OddPlace(tmp_path)
 

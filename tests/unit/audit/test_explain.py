@@ -73,7 +73,7 @@ def test_a_share_says_why_it_has_no_interval(sequences, doubt):
     ("evidence", "cause"),
     [
         (SamplingEvidence(z=9.0, p=1e-9, p_serial=0.5, tokens=400), "semantic/sampling-bias"),
-        (SamplingEvidence(z=9.0, p=0.0, p_serial=1e-7, tokens=400), "semantic/seed"),
+        (SamplingEvidence(z=9.0, p=0.0, p_serial=1e-8, tokens=400), "semantic/seed"),
         (GreedyEvidence(tokens=400, not_likeliest=9), "semantic/sampling-bias"),
     ],
 )

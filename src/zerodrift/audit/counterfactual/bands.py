@@ -22,7 +22,7 @@ REACH = 0.4
 """How far one secant may go, in nats of the factor: half of the way between looks."""
 
 
-class Band(NamedTuple):
+class RotaryBand(NamedTuple):
     """Frequencies of a table from one of its ends to a place in it, all multiplied."""
 
     table: str
@@ -42,7 +42,7 @@ class Band(NamedTuple):
         return Variant("path/rope", message, partial(_with_table, self))
 
 
-def bands(model: Any) -> Iterator[Band]:
+def bands(model: Any) -> Iterator[RotaryBand]:
     """Where to look; of families that are described alone, since others may lay frequencies out otherwise."""
     if model.config.model_type not in FAMILIES:
         return
@@ -50,13 +50,13 @@ def bands(model: Any) -> Iterator[Band]:
         size = getattr(module, table).shape[-1]
         for place in sorted({size * piece // PIECES for piece in range(1, PIECES)} - {0}):
             for slow in (True, False):
-                yield from (Band(table, size, place, slow, factor) for factor in FACTORS)
+                yield from (RotaryBand(table, size, place, slow, factor) for factor in FACTORS)
 
 
-def refined(band: Band, fit: FitCost, explained: Callable[[Variant], Explanation]) -> Band:
+def refined(band: RotaryBand, fit: FitCost, explained: Callable[[Variant], Explanation]) -> RotaryBand:
     """The best band near one that was looked at."""
 
-    def cost(tried: Band) -> float:
+    def cost(tried: RotaryBand) -> float:
         return fit.cost(explained(tried.variant))
 
     step = max(1, band.size // PIECES // 2)
@@ -71,7 +71,7 @@ def refined(band: Band, fit: FitCost, explained: Callable[[Variant], Explanation
     return band._replace(factor=value)
 
 
-def _with_table(band: Band, model: Any) -> Any:
+def _with_table(band: RotaryBand, model: Any) -> Any:
     changed = ModelParts(sharing(model))
     for module, table in changed.frequencies():
         if table == band.table:

@@ -4,6 +4,7 @@ No derivative leads to a limit, since one that nothing reaches changes nothing. 
 known, and a limit that shows lies among them: it is looked for at some of their quantiles, and the best look is refined.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -173,16 +174,23 @@ def _leaking(
     further = key[None, :] - key[:, None]
     open_LL = (further > 0) & (further <= ahead) & (key[None, :] < prompt)
 
+    layer = ModelParts(changed).layers[number]
+    told = inspect.signature(layer.forward)
+
     def before(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        mask = named.get("attention_mask")
+        # Some families hand it over by place, as GPT-2 does.
+        call = told.bind(*given, **named)
+        mask = call.arguments.get("attention_mask")
         seen = (further <= 0)[None, None] if mask is None else mask
         if seen.dtype is not torch.bool:
             # Added to scores, as eager attention has it.
-            return given, {**named, "attention_mask": seen.masked_fill(open_LL, 0.0)}
-        # No further away than they may look back.
-        return given, {**named, "attention_mask": seen | (seen.transpose(-1, -2) & open_LL)}
+            call.arguments["attention_mask"] = seen.masked_fill(open_LL, 0.0)
+        else:
+            # No further away than they may look back.
+            call.arguments["attention_mask"] = seen | (seen.transpose(-1, -2) & open_LL)
+        return call.args, call.kwargs
 
-    ModelParts(changed).layers[number].register_forward_pre_hook(before, with_kwargs=True)
+    layer.register_forward_pre_hook(before, with_kwargs=True)
     read_1L = torch.tensor([list(ids)], device=model.device)
     output = changed(read_1L, use_cache=False, logits_to_keep=len(ids) - start + 1)
     logits_TV: torch.Tensor = output.logits[0, :-1]
