@@ -37,7 +37,8 @@ class KindFound(msgspec.Struct, frozen=True, kw_only=True):
     """One kind, of two engines."""
 
     kind: ChangeKind
-    differs: bool
+    differs: bool | None
+    """None where it cannot be compared, which is no difference to follow."""
     says: str
 
 
@@ -94,7 +95,7 @@ def _numbers(
     """Tokens that both drew after the same tokens have no luck in them, so that their logprobs are compared first."""
     if not alike:
         says = "not compared: numbers that mean two things are two numbers"
-        return KindFound(kind=ChangeKind.NUMBERS, differs=False, says=says)
+        return KindFound(kind=ChangeKind.NUMBERS, differs=None, says=says)
     gate = max(old.gates["mean"], new.gates["mean"])
     if answers is not None and answers.shared_tokens >= LEAST_SHARED:
         differs = answers.mean > gate
@@ -109,7 +110,7 @@ def _numbers(
 def _sampling(answers: SameRequests | None) -> KindFound:
     if answers is None:
         says = "not compared: no request in common"
-        return KindFound(kind=ChangeKind.SAMPLING, differs=False, says=says)
+        return KindFound(kind=ChangeKind.SAMPLING, differs=None, says=says)
     parted = answers.samples - answers.same_tokens
     share = parted / max(1, parted + answers.shared_tokens)
     says = f"{answers.same_tokens} of {answers.samples} answers to the same request and seed have the same tokens"

@@ -9,6 +9,7 @@ CHANGED = {
     ChangeKind.SAMPLING: "Which tokens a seed draws changed",
 }
 COMPUTES = ("torch", "transformers", "tokenizers", "numpy", "triton", "intel-openmp")
+STATUS = {True: "changed", False: "same", None: "–"}
 WIDTH = 10
 """Of the longest kind, and a blank."""
 
@@ -19,10 +20,7 @@ def lines(answer: BisectAnswer) -> list[str]:
         *_headline(answer),
         "",
         f"between {answer.before} and {answer.after}:",
-        *(
-            f"    {each.kind:{WIDTH}} {'changed' if each.differs else 'same':8} {each.says}"
-            for each in answer.findings
-        ),
+        *(f"    {each.kind:{WIDTH}} {STATUS[each.differs]:8} {each.says}" for each in answer.findings),
         *_packages(answer),
         *_others(answer),
         *_doubts(answer),

@@ -23,7 +23,9 @@ class Passing(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if body and "completions" in self.path:
             asked = json.loads(body)
-            asked["seed"] = (asked.get("seed") or 0) + ({seeds_from} if "--other-seeds" not in sys.argv else 10**6)
+            # What is no number is asked to see whether it is refused.
+            if isinstance(asked.get("seed"), int):
+                asked["seed"] += {seeds_from} if "--other-seeds" not in sys.argv else 10**6
             body = json.dumps(asked).encode()
         call = urllib.request.Request(UPSTREAM + self.path, data=body or None, method=self.command)
         call.add_header("content-type", "application/json")
